@@ -1,0 +1,3 @@
+"""flatout: the speed test for LLM servers."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,195 @@
+"""The columnar samples of one piece of load: every request and every arrival, as integers.
+
+Two tables. *Requests*: one row a request. *Arrivals*: one row a server-sent event with generated content, in order of
+time within its request; request r owns rows `arrival_start[r] : arrival_start[r] + arrival_count[r]`.
+Times are CLOCK_MONOTONIC nanoseconds; -1 is "did not happen" or "not told", never 0.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+I64 = npt.NDArray[np.int64]
+I32 = npt.NDArray[np.int32]
+I8 = npt.NDArray[np.int8]
+
+# outcome of a request
+OK: Final = 0  # ended with a finish reason
+CUT: Final = 1  # closed by us (window over)
+FAILED: Final = 2  # error, see `error`
+REFUSED: Final = 3  # 429/503 answered before any token; sent again later
+
+# kind of an arrival (bits)
+ANSWER: Final = 1
+REASONING: Final = 2
+TOOL: Final = 4
+IDS_ONLY: Final = 8  # token ids without text
+
+REQUEST_COLUMNS: Final = (
+    "stream", "round", "send_ns", "connect_ns", "first_byte_ns", "first_token_ns", "first_answer_ns", "last_token_ns",
+    "end_ns", "http_status", "outcome", "finish", "asked_tokens", "prompt_tokens", "cached_tokens",
+    "completion_tokens", "reasoning_tokens", "text_bytes", "choices", "error", "arrival_start", "arrival_count",
+)  # fmt: skip
+ARRIVAL_COLUMNS: Final = ("t_ns", "running_tokens", "id_tokens", "text_len", "kind")
+
+
+@dataclass(slots=True)
+class Samples:
+    """See the module's text. Shapes: R requests, A arrivals.
+
+    `connect_ns`: duration of TCP and TLS set-up of the connection if it was opened for this request, else -1.
+    `finish` and `error` index into `finish_names` and `error_texts` (-1: none). `running_tokens`: the request's
+    completion count that the server reported in this event (continuous usage, llama.cpp's predicted_n), -1 if none.
+    `id_tokens`: token ids in this event, -1 if the server sends none. `text_len`: bytes of generated text (UTF-8).
+    `completion_tokens` etc.: from usage. `choices`: highest choice index seen + 1.
+    `request_ids`: per request, "" if none. `texts`: generated text per request; never written to the permanent file.
+    """
+
+    stream: I32
+    round: I32
+    send_ns: I64
+    connect_ns: I64
+    first_byte_ns: I64
+    first_token_ns: I64
+    first_answer_ns: I64
+    last_token_ns: I64
+    end_ns: I64
+    http_status: I32
+    outcome: I8
+    finish: I8
+    asked_tokens: I32
+    prompt_tokens: I32
+    cached_tokens: I32
+    completion_tokens: I32
+    reasoning_tokens: I32
+    text_bytes: I64
+    choices: I32
+    error: I32
+    arrival_start: I64
+    arrival_count: I32
+    t_ns: I64
+    running_tokens: I32
+    id_tokens: I32
+    text_len: I32
+    kind: I8
+    finish_names: list[str] = field(default_factory=list)
+    error_texts: list[str] = field(default_factory=list)
+    request_ids: list[str] = field(default_factory=list)
+    texts: list[str] | None = None
+
+    @property
+    def requests(self) -> int:
+        return len(self.send_ns)
+
+    def arrivals_of(self, request: int) -> slice:
+        start = int(self.arrival_start[request])
+        return slice(start, start + int(self.arrival_count[request]))
+
+    def to_bytes(self, *, with_text: bool = False) -> bytes:
+        """The tables as a compressed .npz (columns by name, one JSON member `meta` for names)."""
+        meta = {"finish_names": self.finish_names, "error_texts": self.error_texts, "request_ids": self.request_ids}
+        if with_text and self.texts is not None:
+            meta["texts"] = self.texts
+        arrays: dict[str, npt.NDArray[np.generic]] = {n: getattr(self, n) for n in REQUEST_COLUMNS + ARRIVAL_COLUMNS}
+        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), dtype=np.uint8)
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **arrays)
+        return buffer.getvalue()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Samples:
+        """Raises ValueError if the bytes are no samples of ours."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+                columns = {n: archive[n] for n in REQUEST_COLUMNS + ARRIVAL_COLUMNS}
+                meta = json.loads(archive["meta"].tobytes())
+        except Exception as error:
+            raise ValueError(f"not a flatout samples file: {error}") from error
+        return cls(**columns, **meta)
+
+    @classmethod
+    def read(cls, path: Path) -> Samples:
+        return cls.from_bytes(path.read_bytes())
+
+    @classmethod
+    def empty(cls) -> Samples:
+        return from_rows([], [])
+
+
+_DTYPES: Final[dict[str, type[np.signedinteger]]] = {
+    f.name: {"I64": np.int64, "I32": np.int32, "I8": np.int8}[str(f.type)]  # type: ignore[misc]
+    for f in fields(Samples)
+    if f.name in REQUEST_COLUMNS + ARRIVAL_COLUMNS
+}
+
+
+def from_rows(
+    requests: list[tuple[int, ...]],
+    arrivals: list[tuple[int, ...]],
+    *,
+    finish_names: list[str] | None = None,
+    error_texts: list[str] | None = None,
+    request_ids: list[str] | None = None,
+    texts: list[str] | None = None,
+) -> Samples:
+    """Samples from rows in the order of REQUEST_COLUMNS and ARRIVAL_COLUMNS (tests, and small results)."""
+    columns: dict[str, npt.NDArray[np.signedinteger]] = {}
+    for names, rows in ((REQUEST_COLUMNS, requests), (ARRIVAL_COLUMNS, arrivals)):
+        table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
+        for i, name in enumerate(names):
+            columns[name] = table[:, i].astype(_DTYPES[name])
+    return Samples(
+        **columns,
+        finish_names=finish_names or [],
+        error_texts=error_texts or [],
+        request_ids=request_ids or [],
+        texts=texts,
+    )
+
+
+def merge(parts: list[Samples]) -> Samples:
+    """Samples of several load processes as one: rows concatenated, indices moved; streams keep their numbers."""
+    parts = [p for p in parts if p.requests] or parts[:1]
+    if len(parts) == 1:
+        return parts[0]
+    finish_names: list[str] = []
+    error_texts: list[str] = []
+    columns: dict[str, list[npt.NDArray[np.signedinteger]]] = {n: [] for n in REQUEST_COLUMNS + ARRIVAL_COLUMNS}
+    arrivals_before = 0
+    for part in parts:
+        for name in REQUEST_COLUMNS + ARRIVAL_COLUMNS:
+            column = getattr(part, name)
+            if name == "arrival_start":
+                column = column + arrivals_before
+            elif name == "finish":
+                column = _remap(column, part.finish_names, finish_names)
+            elif name == "error":
+                column = _remap(column, part.error_texts, error_texts)
+            columns[name].append(column)
+        arrivals_before += len(part.t_ns)
+    texts = None if any(p.texts is None for p in parts) else [t for p in parts for t in (p.texts or [])]
+    return Samples(
+        **{n: np.concatenate(c).astype(_DTYPES[n]) for n, c in columns.items()},
+        finish_names=finish_names,
+        error_texts=error_texts,
+        request_ids=[r for p in parts for r in p.request_ids],
+        texts=texts,
+    )
+
+
+def _remap(column: npt.NDArray[np.signedinteger], names: list[str], into: list[str]) -> npt.NDArray[np.signedinteger]:
+    table = []
+    for name in names:
+        if name not in into:
+            into.append(name)
+        table.append(into.index(name))
+    lookup = np.array([*table, -1], dtype=np.int64)  # index -1 stays -1
+    moved: npt.NDArray[np.signedinteger] = lookup[column]
+    return moved
