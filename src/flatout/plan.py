@@ -116,7 +116,7 @@ def _cell(
     output = suite.max_output if phase == "decode" else 1
     shared = suite.prompts == "shared"
     needed = None if tokens is None else need(tokens, concurrency, output, shared=shared)
-    verdict, reason = verdict_of(tokens, concurrency, output, needed, limits, context=context)
+    verdict, reason = verdict_of(tokens, concurrency, output, needed, limits, context=context, shared=shared)
     queue = limits.max_running is not None and concurrency > limits.max_running
     if verdict == "measure" and max_concurrency is not None and concurrency > max_concurrency:
         verdict, reason = "not_run", f"above the limit of {max_concurrency} simultaneous requests given for this run"
@@ -140,7 +140,14 @@ def _cell(
 
 
 def verdict_of(
-    tokens: int | None, concurrency: int, output: int, needed: int | None, limits: Limits, *, context: Context
+    tokens: int | None,
+    concurrency: int,
+    output: int,
+    needed: int | None,
+    limits: Limits,
+    *,
+    context: Context,
+    shared: bool = False,
 ) -> tuple[Verdict, str | None]:
     """The verdict beforehand, in DESIGN's order: over length, then over capacity; queueing is no reason not to run."""
     if tokens is None or needed is None:
@@ -153,9 +160,10 @@ def verdict_of(
             f"{limits.model_length:,} tokens for one request"
         )
     if limits.kv_tokens is not None and needed > limits.kv_tokens:
-        return "over_capacity", (
-            f"{concurrency} x ({tokens:,} + {output:,}) tokens need {needed:,} of KV cache; "
-            f"the server holds {limits.kv_tokens:,}"
+        sum_ = f"{tokens:,} + {concurrency} x {output:,}" if shared else f"{concurrency} x ({tokens:,} + {output:,})"
+        return (
+            "over_capacity",
+            f"{sum_} = {needed:,} tokens of KV cache are needed; the server holds {limits.kv_tokens:,}",
         )
     return "measure", None
 

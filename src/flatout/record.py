@@ -110,6 +110,7 @@ class Acceptance(Model):
 
     length: float | None = None
     how: str | None = None
+    draft_share: float | None = None
     reason: str | None = None
 
 
@@ -127,7 +128,6 @@ class PrefillSample(Model):
 class PrefillFigures(Model):
     prefill_tok_s: Rate
     ttft_ms: Distribution
-    connect_ms: Distribution | None = None
     prompt_tokens: int | None = None
     samples: list[PrefillSample] = Field(default_factory=list)
 
@@ -143,7 +143,8 @@ class DecodeFigures(Model):
     tpot_ms: Distribution
     itl_ms: Distribution
     longest_gap_ms: float | None = None
-    connect_ms: Distribution | None = None
+    longest_gap_open: bool = False
+    connect_ms: float | None = None
     active_own_mean: float | None = None
     active_server_mean: float | None = None
     waiting_server_mean: float | None = None
@@ -153,9 +154,16 @@ class DecodeFigures(Model):
     mean_depth_tokens: float | None = None
     prompt_tokens_min: int | None = None
     prompt_tokens_max: int | None = None
-    cached_tokens_min: int | None = None
+    cached_tokens_mean: float | None = None
+    asked_tokens_mean: float | None = None
+    output_tokens_mean: float | None = None
     acceptance: Acceptance | None = None
     preemptions: float | None = None
+    streams_started: int | None = None
+    looping_share: float | None = None
+    drift_change: float | None = None
+    two_modes_tok_s: tuple[float, float] | None = None
+    reasons: dict[str, str] = Field(default_factory=dict)
     failed_requests: int = 0
     rate_limited: int = 0
     tok_s_series: Series | None = None
@@ -167,6 +175,7 @@ class BurstFigures(Model):
     """Fixed-count mode: all requests at once until all are done."""
 
     end_to_end_tok_s: Rate
+    per_request_tok_s: Distribution
     duration_s: float | None = None
     ttft_ms: Distribution
     tpot_ms: Distribution
@@ -365,6 +374,7 @@ class Record(Model):
     warmups: list[Warmup] = Field(default_factory=list)
     cells: list[Cell]
     per_user_tok_s: float = 20.0
+    note: str | None = None
     tokens_spent: dict[str, int] = Field(default_factory=dict)
     warnings: list[str] = Field(default_factory=list)
 

@@ -123,11 +123,12 @@ class Samples:
         return from_rows([], [])
 
 
-_DTYPES: Final[dict[str, type[np.signedinteger]]] = {
+DTYPES: Final[dict[str, type[np.signedinteger]]] = {
     f.name: {"I64": np.int64, "I32": np.int32, "I8": np.int8}[str(f.type)]  # type: ignore[misc]
     for f in fields(Samples)
     if f.name in REQUEST_COLUMNS + ARRIVAL_COLUMNS
 }
+"""The integer type of each column."""
 
 
 def from_rows(
@@ -144,7 +145,7 @@ def from_rows(
     for names, rows in ((REQUEST_COLUMNS, requests), (ARRIVAL_COLUMNS, arrivals)):
         table = np.array(rows, dtype=np.int64).reshape(len(rows), len(names))
         for i, name in enumerate(names):
-            columns[name] = table[:, i].astype(_DTYPES[name])
+            columns[name] = table[:, i].astype(DTYPES[name])
     return Samples(
         **columns,
         finish_names=finish_names or [],
@@ -176,7 +177,7 @@ def merge(parts: list[Samples]) -> Samples:
         arrivals_before += len(part.t_ns)
     texts = None if any(p.texts is None for p in parts) else [t for p in parts for t in (p.texts or [])]
     return Samples(
-        **{n: np.concatenate(c).astype(_DTYPES[n]) for n, c in columns.items()},
+        **{n: np.concatenate(c).astype(DTYPES[n]) for n, c in columns.items()},
         finish_names=finish_names,
         error_texts=error_texts,
         request_ids=[r for p in parts for r in p.request_ids],

@@ -228,7 +228,8 @@ def error_words(data: bytes) -> str:
     for name in ("error", "detail", "message"):
         if isinstance(content, dict) and content.get(name):
             content = content[name]
-    return shorten((content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)).encode())
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+    return shorten(text.encode("utf-8", "replace"))  # JSON may hold half a surrogate pair
 
 
 def shorten(data: bytes, limit: int = 300) -> str:

@@ -1,0 +1,200 @@
+"""The command line: parses, calls, prints; exit codes. Everything heavy is imported where it is used."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flatout import __version__
+
+app = typer.Typer(
+    name="flatout",
+    help="The speed test for LLM servers: how fast a server reads prompts and writes answers, at every context length "
+    "and number of simultaneous requests, and where it runs out of room.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+EXIT_USE = 2
+_TEST = "What is measured"
+_SERVER = "The server"
+_LIMITS = "Limits"
+_OUTPUT = "Output"
+
+
+def _option(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
+    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"flatout {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("run")
+def run_command(
+    url: Annotated[
+        str | None, typer.Argument(help="The server, such as http://localhost:8000 or https://host/v1.")
+    ] = None,
+    launch: Annotated[str | None, _option("Start this command, measure it, stop it.", panel=_SERVER)] = None,
+    model: Annotated[str | None, _option("Model name, if the server has several.", panel=_SERVER)] = None,
+    engine: Annotated[
+        str | None,
+        _option(
+            "Engine, if it is not recognised rightly: sglang, vllm, llamacpp, transformers, ollama, generic.",
+            panel=_SERVER,
+        ),
+    ] = None,
+    api: Annotated[
+        str, _option("chat, completions or auto (chat where the model has a template).", panel=_SERVER)
+    ] = "auto",
+    api_key: Annotated[
+        str | None, _option("API key (better: --api-key-file, or FLATOUT_API_KEY or OPENAI_API_KEY).", panel=_SERVER)
+    ] = None,
+    api_key_file: Annotated[Path | None, _option("File that holds the API key.", panel=_SERVER)] = None,
+    header: Annotated[list[str] | None, _option("Extra header 'Name: value'; repeatable.", panel=_SERVER)] = None,
+    ca: Annotated[Path | None, _option("CA certificates (PEM) to trust for HTTPS.", panel=_SERVER)] = None,
+    insecure: Annotated[bool, _option("Do not check the server's certificate.", "--insecure", panel=_SERVER)] = False,
+    hardware: Annotated[
+        str | None,
+        _option("The server's hardware, if it is elsewhere: a TOML/JSON file or gpu=…,memory_gb=….", panel=_SERVER),
+    ] = None,
+    model_len: Annotated[
+        str | None, _option("The model's length, where the server does not tell it (32k).", panel=_SERVER)
+    ] = None,
+    kv_tokens: Annotated[
+        str | None, _option("Tokens of KV cache, where the server does not tell them.", panel=_SERVER)
+    ] = None,
+    max_running: Annotated[
+        int | None, _option("Requests that the server runs at once, where it does not tell.", min=1, panel=_SERVER)
+    ] = None,
+    suite: Annotated[str, _option("Named suite (see flatout suites) or a TOML file.", panel=_TEST)] = "standard",
+    contexts: Annotated[str | None, _option("Context lengths, such as 8k,32k,max (k = 1024).", panel=_TEST)] = None,
+    prefill: Annotated[str | None, _option("Context lengths for prefill only, or none.", panel=_TEST)] = None,
+    concurrency: Annotated[str | None, _option("Simultaneous requests, such as 1,2,4 or 1-16.", panel=_TEST)] = None,
+    time: Annotated[float | None, _option("Seconds of each window, fixed.", min=0.5, panel=_TEST)] = None,
+    max_time: Annotated[float | None, _option("Longest window, with --precision.", min=0.5, panel=_TEST)] = None,
+    precision: Annotated[
+        str | None, _option("End a window early at this 95 % interval, such as 1%; none for fixed.", panel=_TEST)
+    ] = None,
+    max_output: Annotated[int | None, _option("Tokens of each answer.", min=2, panel=_TEST)] = None,
+    requests: Annotated[
+        int | None, _option("Fixed-count mode: so many at once, until all are done.", min=1, panel=_TEST)
+    ] = None,
+    prompts: Annotated[str | None, _option("own (each stream its own context) or shared.", panel=_TEST)] = None,
+    corpus: Annotated[Path | None, _option("Make prompts from this text file.", panel=_TEST)] = None,
+    tokenizer: Annotated[
+        Path | None, _option("tokenizer.json to count answers of a server that counts none.", panel=_TEST)
+    ] = None,
+    seed: Annotated[int, _option("Seed of the prompts' text (their beginnings differ in each run).", panel=_TEST)] = 0,
+    temperature: Annotated[
+        float | None, _option("Sampling temperature (default: the server's).", min=0.0, panel=_TEST)
+    ] = None,
+    extra_body: Annotated[str, _option("JSON object added to each request.", panel=_TEST)] = "{}",
+    ignore_eos: Annotated[
+        bool, _option("Ask for answers of full length.", "--ignore-eos/--no-ignore-eos", panel=_TEST)
+    ] = True,
+    warmup: Annotated[bool, _option("Begin with a short unmeasured load.", "--warmup/--no-warmup", panel=_TEST)] = True,
+    drain: Annotated[bool, _option("Make the server idle before each cell.", "--drain/--no-drain", panel=_TEST)] = True,
+    skip_queued: Annotated[
+        bool, _option("Leave out cells with more streams than the server runs at once.", "--skip-queued", panel=_TEST)
+    ] = False,
+    max_concurrency: Annotated[int | None, _option("Never more than so many at once.", min=1, panel=_LIMITS)] = None,
+    max_tokens_total: Annotated[
+        int | None, _option("Token budget of the whole run, prompts and answers.", min=1, panel=_LIMITS)
+    ] = None,
+    connect_timeout: Annotated[float, _option("Seconds to connect.", min=0.1, panel=_LIMITS)] = 10.0,
+    first_token_timeout: Annotated[
+        float, _option("Seconds of silence before the first token (a long prefill is silent).", min=1.0, panel=_LIMITS)
+    ] = 900.0,
+    idle_timeout: Annotated[float, _option("Seconds of silence after the first token.", min=1.0, panel=_LIMITS)] = 60.0,
+    total_timeout: Annotated[float, _option("Seconds for one request.", min=1.0, panel=_LIMITS)] = 3600.0,
+    steady_timeout: Annotated[float, _option("Seconds for the load to become steady.", min=1.0, panel=_LIMITS)] = 300.0,
+    drain_timeout: Annotated[float, _option("Seconds for the server to become idle.", min=1.0, panel=_LIMITS)] = 120.0,
+    ready_timeout: Annotated[float, _option("Seconds for --launch to answer.", min=1.0, panel=_LIMITS)] = 1800.0,
+    load_processes: Annotated[
+        int | None, _option("Processes that read streams (default: by the number of streams).", min=1, panel=_LIMITS)
+    ] = None,
+    load_cores: Annotated[str | None, _option("Cores that these may use, such as 1 or 2,3.", panel=_LIMITS)] = None,
+    per_user: Annotated[
+        float, _option("Speed for the answer to 'how many at once?', tok/s each.", min=0.1, panel=_OUTPUT)
+    ] = 20.0,
+    results: Annotated[Path, _option("Where results go.", panel=_OUTPUT)] = Path("results"),
+    resume: Annotated[Path | None, _option("Go on with this stopped run's directory.", panel=_OUTPUT)] = None,
+    note: Annotated[str | None, _option("A remark for the record.", panel=_OUTPUT)] = None,
+    dry_run: Annotated[
+        bool, _option("Show the cells, their need, time and tokens; generate nothing.", "--dry-run", panel=_OUTPUT)
+    ] = False,
+    plain: Annotated[bool, _option("Plain lines instead of the live view.", "--plain", panel=_OUTPUT)] = False,
+    json_output: Annotated[
+        bool, _option("Print the record's summary as JSON at the end.", "--json", panel=_OUTPUT)
+    ] = False,
+) -> None:
+    """Measure a server and record everything about it."""
+    from flatout import command
+
+    given = dict(locals())
+    raise typer.Exit(command.guarded(lambda: command.run({k: v for k, v in given.items() if k != "command"}, sys.argv)))
+
+
+@app.command("demo")
+def demo_command(
+    suite: Annotated[str, _option("Named suite or a TOML file.")] = "demo",
+    results: Annotated[Path, _option("Where results go.")] = Path("results"),
+    threads: Annotated[int | None, _option("Threads of the engine (default: all cores but one).", min=1)] = None,
+    plain: Annotated[bool, _option("Plain lines instead of the live view.", "--plain")] = False,
+    json_output: Annotated[bool, _option("Print the record's summary as JSON at the end.", "--json")] = False,
+) -> None:
+    """Measure the embedded engine: llama.cpp with a small random-weight model; no server needed."""
+    from flatout import command
+
+    raise typer.Exit(command.guarded(lambda: command.demo(suite, results, threads, plain, json_output, sys.argv)))
+
+
+@app.command("show")
+def show_command(
+    record: Annotated[Path, typer.Argument(help="A record, or a result directory.")],
+    md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
+    json_output: Annotated[bool, _option("The summary as JSON.", "--json")] = False,
+    plain: Annotated[bool, _option("No colour, no terminal control.", "--plain")] = False,
+    wide: Annotated[bool, _option("All measurements, one row each.", "--all")] = False,
+) -> None:
+    """Show a record's tables again."""
+    from flatout import command
+
+    raise typer.Exit(command.guarded(lambda: command.show(record, md=md, as_json=json_output, plain=plain, wide=wide)))
+
+
+@app.command("suites")
+def suites_command() -> None:
+    """List the named suites and what each measures."""
+    from flatout import command
+
+    raise typer.Exit(command.guarded(command.suites))
+
+
+@app.command("rig", context_settings={"allow_extra_args": True, "ignore_unknown_options": True}, add_help_option=False)
+def rig_command(context: typer.Context) -> None:
+    """Run a server of exactly known speed (flatout rig --help lists its knobs)."""
+    from flatout import command
+
+    raise typer.Exit(command.guarded(lambda: command.rig(context.args)))
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,185 @@
+"""One request and its answer: raw bytes with stamps while it runs, decoded later in slices."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any, Final
+
+import httptools
+
+from flatout.load.decode import Decoder
+from flatout.load.framing import status_words
+
+BODY_BYTES: Final = 65536  # of an answer that is no stream: enough for any error's words
+
+
+class Exchange:
+    """The answer as it comes in. The reader appends to `stamps`, `lags` and `ends` and feeds the parser; httptools
+    calls the `on_*` attributes. `attention` asks the reader to look closer after a read: at the beginning, at the end.
+
+    `parts`: undecoded pieces of the body; `ends[i]`: how many pieces there were after the i-th read not yet decoded.
+    """
+
+    __slots__ = (
+        "_parser", "_reads_decoded", "_whole", "asked", "attention", "complete", "connect_ns",
+        "content_type", "counted", "decoder", "end_ns", "ends", "excess", "feed", "first", "headers", "keep_alive",
+        "lags", "on_body", "parts", "reused", "rid", "round", "send_ns", "stamps", "status", "stopped_ns", "stream",
+        "trouble", "wire_bytes", "written",
+    )  # fmt: skip
+
+    def __init__(self, stream: int, number: int, asked: int, rid: str, *, keep_text: bool) -> None:
+        self.stream = stream
+        self.round = number
+        self.asked = asked
+        self.rid = rid
+        self.first = False  # of its stream, with the body of the first round
+        self.reused = False  # its connection had served a request before, or was idle for long
+        self.written = False
+        self.send_ns = self.connect_ns = self.end_ns = self.stopped_ns = -1
+        self.parts: list[bytes] = []
+        self.stamps = array("q")
+        self.lags = array("i")
+        self.ends = array("i")
+        self.wire_bytes = 0
+        self._reads_decoded = 0
+        self.counted = 0  # arrivals that a look has counted
+        self.status = -1
+        self.headers: dict[str, str] = {}
+        self.content_type = ""
+        self.keep_alive = False
+        self.complete = False
+        self.excess = False  # bytes after the end of the answer: the connection is out of step
+        self.attention = True
+        self.trouble: str | None = None
+        self.decoder = Decoder(keep_text=keep_text)
+        self._whole = 0
+        self.on_body = self.parts.append  # straight into the list: no Python frame per piece
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self.feed: Callable[[bytes], None] = self._parser.feed_data
+
+    # called by httptools
+
+    def on_message_begin(self) -> None:
+        if self.complete and not self.excess:
+            self.excess = True
+            self._whole = len(self.parts)  # pieces beyond belong to no answer of ours
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self.complete and len(self.headers) < 200:
+            self.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+
+    def on_headers_complete(self) -> None:
+        if self.complete:
+            return
+        self.status = self._parser.get_status_code()
+        self.keep_alive = self._parser.should_keep_alive()
+        self.content_type = self.headers.get("content-type", "").lower()
+        coding = self.headers.get("content-encoding", "identity").lower()
+        if coding not in ("identity", ""):
+            self.trouble = f"the server compresses its answer ({coding}) although it was not asked to"
+
+    def on_message_complete(self) -> None:
+        if 100 <= self.status < 200:  # an interim answer; the real one follows
+            self.status = -1
+            self.headers.clear()
+        else:
+            self.complete = True
+            self.attention = True
+
+    # read by the driver
+
+    @property
+    def started(self) -> bool:
+        return self.decoder.first_token_ns >= 0
+
+    @property
+    def answering(self) -> bool:
+        return len(self.stamps) > 0
+
+    @property
+    def last_ns(self) -> int:
+        return self.stamps[-1] if self.stamps else self.send_ns
+
+    @property
+    def reads_pending(self) -> int:
+        return len(self.stamps) - self._reads_decoded
+
+    def pending_stamps(self) -> array[int]:
+        return self.stamps[self._reads_decoded :]
+
+    def at_eof(self, t_ns: int) -> None:
+        """The server closed: that is the end of the answer, or something is missing."""
+        self.end_ns = t_ns
+        if self.complete:
+            return
+        framed = "content-length" in self.headers or "chunked" in self.headers.get("transfer-encoding", "").lower()
+        if self.status < 0:
+            begun = "in the middle of the answer's head" if self.answering else "without an answer"
+            self.trouble = self.trouble or f"the server closed the connection {begun}"
+        elif framed:
+            self.trouble = self.trouble or "the server closed the connection in the middle of the answer"
+        self.complete = True
+
+    # decoding, never while data waits to be read
+
+    def decode(self, deadline_ns: int | None = None) -> bool:
+        """Decodes what was read, until the deadline; True when nothing is left. A piece of the body takes the stamp of
+        the read that brought it."""
+        if self.status not in (200, -1):
+            return self._keep_body()
+        if self.status == -1:
+            return True  # the head is not complete yet
+        if self.excess and len(self.parts) > self._whole:
+            del self.parts[self._whole :]
+            self.ends[-1] = self._whole
+        done = self._reads_decoded
+        feed, parts, ends, stamps = self.decoder.feed, self.parts, self.ends, self.stamps
+        base = done
+        begin = 0
+        while done < len(stamps):
+            t_ns = stamps[done]
+            end = ends[done - base]
+            for i in range(begin, end):
+                feed(parts[i], t_ns)
+            begin = end
+            done += 1
+            if deadline_ns is not None and monotonic_ns() > deadline_ns:
+                break
+        self._reads_decoded = done
+        del parts[:begin]
+        if done == len(stamps):
+            del ends[:]
+            self.wire_bytes = 0
+            return True
+        self.ends = array("i", [e - begin for e in ends[done - base :]])
+        return False
+
+    def _keep_body(self) -> bool:
+        head = self.decoder.head
+        for part in self.parts:
+            if len(head) < BODY_BYTES:
+                head += part[:BODY_BYTES]
+        self.decoder.head = head
+        self.parts.clear()
+        self._reads_decoded = len(self.stamps)
+        del self.ends[:]
+        self.wire_bytes = 0
+        return True
+
+    def verdict(self) -> str | None:
+        """Why this answer does not count, None if it does. Only once all is decoded."""
+        if self.status not in (200, -1):
+            return status_words(self.status, self.headers.get("location"), self.decoder.head)
+        return self.decoder.verdict(self.content_type, self.trouble)
+
+    def release(self) -> None:
+        """Drops the parser, which points back here: collection is off, so no cycle may be left behind."""
+        self._parser = None
+        self.feed = _ignore
+        self.parts = []
+
+
+def _ignore(_data: bytes) -> None:
+    return None

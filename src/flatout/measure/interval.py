@@ -1,0 +1,207 @@
+"""95 % intervals: of a rate by batch means, of a percentile by sections or order statistics, between repeats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from statistics import NormalDist, median
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.measure.figures import Rate
+from flatout.measure.student import beta_inc, t_quantile
+
+F64 = npt.NDArray[np.float64]
+
+CONFIDENCE: Final = 0.95
+BINS: Final = 256
+"""Equal bins that a window is cut into; batches are 1, 2, 4, … of them."""
+LEAST_BATCHES: Final = 12
+LEAST_TOKENS: Final = 48
+
+_LEVEL = 0.2  # of the lag-1 test; generous, so that batches grow while there is any sign of correlation
+_TOO_CORRELATED = 0.9
+_WINDOW = 5.0  # Sokal's c
+_CYCLES_PER_DF = 3.0
+
+
+def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | str:
+    """Distances (below, above) from the mean of `bins` (n,) to its 95 % interval's ends, and the number of batches; or
+    the reason why none can be claimed.
+
+    Batch means (Law, Simulation Modeling and Analysis, 9.5.3), batches doubled until von Neumann's lag-1 test finds
+    no correlation, the variance corrected for what remains by (1 + r) / (1 - r) and the quantile for skewness
+    (Willink 2005), both as in Skart (Tafazzoli, Wilson, Lada, Steiger 2011); never below the variance by the
+    integrated autocorrelation time of the bins (Sokal 1997). `looks`: Bonferroni's correction for how many ends the
+    window could have had.
+    """
+    n = len(bins)
+    if n < LEAST_BATCHES:
+        return "the window is too short for an interval"
+    batches = n
+    while True:
+        size = n // batches
+        means = bins[: size * batches].reshape(batches, size).mean(axis=1)
+        lag1 = _lag1(means)
+        if abs(lag1 + 1.0 / batches) * math.sqrt(batches) < NormalDist().inv_cdf(1.0 - _LEVEL / 2.0):
+            break
+        if batches // 2 < LEAST_BATCHES:
+            break
+        batches //= 2
+    rest = lag1 + (1.0 + 4.0 * max(lag1, 0.0)) / batches  # small-sample bias of r (Marriott and Pope 1954)
+    if rest > _TOO_CORRELATED:
+        return "the speed wandered slowly: the window is too short for an interval"
+    inflate = (1.0 + max(rest, 0.0)) / (1.0 - max(rest, 0.0))
+    time = _correlation_time(bins)
+    variance = max(
+        float(means.var(ddof=1)) / batches * inflate, float(bins.var(ddof=1)) * time / n if time > 1 else 0.0
+    )
+    df = max(2.0, min((batches - 1) / inflate, n / max(time, 1.0) / _CYCLES_PER_DF))
+    t = t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks, round(df, 1))
+    beta = _skewness(means) / (6.0 * math.sqrt(batches))
+    error = math.sqrt(variance)
+    return _willink(t, beta) * error, -_willink(-t, beta) * error, batches
+
+
+def _lag1(values: F64) -> float:
+    d = values - values.mean()
+    total = float(d @ d)
+    return float(d[1:] @ d[:-1]) / total if total > 1e-18 * float(values @ values) else 0.0
+
+
+def _skewness(values: F64) -> float:
+    d = values - values.mean()
+    spread = float((d * d).mean())
+    return float((d**3).mean()) / spread**1.5 if spread > 1e-18 * float((values * values).mean()) else 0.0
+
+
+def _willink(t: float, beta: float) -> float:
+    """Willink (2005), Communications in Statistics 34: G(t) of the skewness-corrected t statistic."""
+    if abs(beta) < 1e-6:
+        return t
+    return (float(np.cbrt(1.0 + 6.0 * beta * (t - beta))) - 1.0) / (2.0 * beta)
+
+
+def _correlation_time(bins: F64) -> float:
+    """Integrated autocorrelation time 1 + 2 sum(rho), in bins, with Sokal's self-consistent window."""
+    n = len(bins)
+    d = bins - bins.mean()
+    spectrum = np.fft.rfft(d, 2 * n)
+    cov = np.fft.irfft(spectrum * np.conj(spectrum))[:n] / n
+    if cov[0] <= 1e-18 * float((bins * bins).mean()):
+        return 1.0
+    lags = np.arange(1, n // 2)
+    times = 1.0 + 2.0 * np.cumsum(cov[1 : n // 2] / cov[0])
+    wide_enough = np.flatnonzero(lags >= _WINDOW * np.maximum(times, 0.2))
+    at = int(wide_enough[0]) if len(wide_enough) else len(lags) - 1
+    return max(float(times[at]) * (1.0 + (2.0 * float(lags[at]) + 1.0) / n), 1e-9)
+
+
+def rate_interval(bins: F64, *, bin_s: float, value: float | None = None, looks: int = 1) -> Rate:
+    """The rate in tokens/s with its 95 % interval "within this run".
+
+    `bins` (n,): tokens per equal bin of `bin_s` seconds. `value`: the rate by definition, where `bins` are smoothed
+    (default: their own): the interval is that around the bins' mean, widened to lie around `value` too, since the two
+    differ by the lumps that the window's edges cut (see `window.smooth_bins`).
+    """
+    seconds = len(bins) * bin_s
+    if seconds <= 0:
+        return Rate(None, reason="the window has no length")
+    centre = float(bins.sum()) / seconds
+    value = centre if value is None else value
+    if value * seconds < LEAST_TOKENS:
+        return Rate(value, reason=f"fewer than {LEAST_TOKENS} tokens: too few for an interval")
+    found = batch_interval(bins, looks=looks)
+    if isinstance(found, str):
+        return Rate(value, reason=found)
+    below, above, batches = found
+    low, high = min(centre, value) - below / bin_s, max(centre, value) + above / bin_s
+    return Rate(value, max(low, 0.0), high, "within this run", None, batches)
+
+
+def early_end(
+    counts_per_bin: Sequence[float], bin_s: float, target_relative: float, look_index: int, looks: int
+) -> bool:
+    """Whether the window may end at this look: its interval, allowing for all `looks`, is within ± `target_relative`.
+
+    `counts_per_bin`: counts (events do) per bin of `bin_s` since the window opened. The last look always ends it.
+    Raises ValueError for a look that was not planned.
+    """
+    if not 0 <= look_index < looks:
+        raise ValueError(f"look {look_index} of {looks} was not planned")
+    if look_index == looks - 1:
+        return True
+    width = max(1, math.ceil(len(counts_per_bin) / BINS))
+    n = len(counts_per_bin) // width
+    bins = np.asarray(counts_per_bin, dtype=np.float64)[: n * width].reshape(n, width).sum(axis=1)
+    half = rate_interval(bins, bin_s=bin_s * width, looks=looks).relative_half_width
+    return half is not None and half <= target_relative
+
+
+def between_repeats(values: Sequence[float]) -> Rate:
+    """Median of repeats with Student's interval of their mean, widened to hold the median (n >= 2)."""
+    if not values:
+        return Rate(None, reason="no repeat was measured")
+    middle = median(values)
+    if len(values) < 2:
+        return Rate(middle, reason="one repeat has no spread", n=1)
+    data = np.asarray(values, dtype=np.float64)
+    half = t_quantile(0.5 + CONFIDENCE / 2.0, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
+    mean = float(data.mean())
+    return Rate(middle, min(mean - half, middle), max(mean + half, middle), "between repeats", None, len(data))
+
+
+def combine_repeats(rates: Sequence[Rate]) -> Rate:
+    """One rate for a cell measured several times: the median, with the wider of the widest interval within a run and
+    the one between repeats (DESIGN, "Uncertainty")."""
+    measured = [r for r in rates if r.value is not None]
+    between = between_repeats([r.value for r in measured if r.value is not None])
+    if between.value is None or len(measured) == 1:
+        return measured[0] if measured else between
+    below = [r.value - r.low for r in measured if r.value is not None and r.low is not None]
+    above = [r.high - r.value for r in measured if r.value is not None and r.high is not None]
+    if not below or not above or between.low is None or between.high is None:
+        return between
+    if max(below) + max(above) <= between.high - between.low:
+        return between
+    low, high = between.value - max(below), between.value + max(above)
+    return Rate(between.value, max(low, 0.0), high, "within this run", None, len(measured))
+
+
+def order_interval(values: Sequence[float] | F64, q: float) -> tuple[float, float] | None:
+    """95 % interval of the q-quantile of independent values by order statistics, None if there are too few.
+
+    Ranks l < u with P(l <= Binomial(n, q) < u) >= 0.95 (David and Nagaraja, Order Statistics, 7.1), each side 2.5 %.
+    """
+    data = np.sort(np.asarray(values, dtype=np.float64))
+    n, tail = len(data), (1.0 - CONFIDENCE) / 2.0
+    at_most = [_binomial_cdf(i, n, q) for i in range(n)]  # P(X <= i)
+    low = [i for i, p in enumerate(at_most) if p <= tail]
+    high = [i for i, p in enumerate(at_most) if p >= 1.0 - tail]
+    if not low or not high:
+        return None
+    # The i-th smallest (from 1) is above the quantile with P(X <= i - 1), below it with P(X >= i).
+    return float(data[low[-1]]), float(data[high[0]])
+
+
+def _binomial_cdf(k: int, n: int, p: float) -> float:
+    """P(X <= k) = I_{1-p}(n - k, k + 1) (Abramowitz and Stegun 26.5.24)."""
+    return 1.0 if k >= n else beta_inc(n - k, k + 1.0, 1.0 - p)
+
+
+def section_interval(sections: Sequence[float], *, centre: float) -> tuple[float, float] | None:
+    """95 % interval around a percentile `centre` from the same percentile of consecutive sections of the window.
+
+    Sectioning (Asmussen and Glynn, Stochastic Simulation, III.5), with sections joined and corrected like batches; None
+    with too few sections.
+    """
+    data = np.asarray(sections, dtype=np.float64)
+    found = batch_interval(data)
+    if isinstance(found, str):
+        return None
+    below, above, _ = found
+    mean = float(data.mean())
+    # A section's percentile is that of fewer samples, so their mean may lie beside the centre.
+    return min(centre - below, mean), max(centre + above, mean)

@@ -1,0 +1,238 @@
+"""Whose latency, and how long: TTFT, TPOT, time between tokens and the longest silence. All in the window [t0, t1) ns.
+
+Fault M12: a request that the window's end cuts is not dropped but known to have waited at least so long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.load.samples import OK, REFUSED, Samples
+from flatout.measure.figures import Distribution, Number, Rate
+from flatout.measure.interval import order_interval, section_interval
+from flatout.measure.percentile import distribution, quantile
+from flatout.measure.trace import Trace
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+LEAST_RESTARTS: Final = 5
+LEAST_TOKENS: Final = 16
+_SECTIONS = 32
+_SECTION_GAPS = 8  # gaps that a section of the window needs for its own median
+_MS = 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of requests inside the window, where they hold >= 16 tokens. Shapes: P parts, G gaps.
+
+    `tpot_ms`, `cut` (P): cut where only a lower bound is known. `gap_ms` (per token), `gap_tokens`, `gap_end_ns`,
+    `gap_part` (row of its part), `gap_cut` (G).
+    """
+
+    tpot_ms: F64
+    cut: Mask
+    gap_ms: F64
+    gap_tokens: F64
+    gap_end_ns: I64
+    gap_part: I64
+    gap_cut: Mask
+
+
+def ttft(
+    samples: Samples, trace: Trace, t0_ns: int, t1_ns: int
+) -> tuple[Distribution, Literal["restarts", "launch"] | None]:
+    """TTFT = first token - send of the requests sent after the launch (their stream's round > 0) whose first token
+    falls in the window; with fewer than five of them, of the launch's own requests. Requests still without a token at
+    the window's end, sent in it after the launch, count as censored."""
+    ran = (samples.outcome != REFUSED) & (samples.send_ns >= 0)
+    restarts = ran & (samples.round > 0)
+    came = restarts & (trace.first_ns >= t0_ns) & (trace.first_ns < t1_ns)
+    if came.sum() >= LEAST_RESTARTS:
+        return _ttft_of(
+            samples, trace, came, restarts & _still_waiting(samples, trace, t0_ns, t1_ns), t1_ns
+        ), "restarts"
+    launch = ran & (samples.round == 0)
+    came = launch & (trace.first_ns >= 0) & (trace.first_ns < t1_ns)
+    waiting = launch & _still_waiting(samples, trace, t0_ns, t1_ns)
+    if not came.any() and not waiting.any():
+        return distribution((), empty="no first token came"), None
+    return _ttft_of(samples, trace, came, waiting, t1_ns), "launch"
+
+
+def _still_waiting(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Mask:
+    """In flight in the window, and without a token when the window or the request ended. An empty answer that ended
+    well waited for nothing, and an HTTP error is no wait."""
+    in_window = (samples.send_ns < t1_ns) & ((samples.end_ns < 0) | (samples.end_ns >= t0_ns))
+    gave_up = (trace.first_ns < 0) & (samples.outcome != OK) & (samples.http_status < 400)
+    return np.asarray(in_window & (gave_up | (trace.first_ns >= t1_ns)))
+
+
+def _ttft_of(samples: Samples, trace: Trace, came: Mask, waiting: Mask, t1_ns: int) -> Distribution:
+    ends = np.where(samples.end_ns < 0, t1_ns, np.minimum(samples.end_ns, t1_ns))
+    values = np.concatenate((trace.first_ns[came] - samples.send_ns[came], (ends - samples.send_ns)[waiting])) * _MS
+    cut = np.concatenate((np.zeros(int(came.sum()), dtype=np.bool_), np.ones(int(waiting.sum()), dtype=np.bool_)))
+    found = distribution(values, censored=cut, empty="no first token came in the window")
+    return _with_interval(found, _over_requests(values, cut), f"needs 6 requests, has {found.n}")
+
+
+def _over_requests(values: F64, cut: Mask) -> tuple[float, float] | None:
+    """Interval of the median over requests. The lower end takes cut ones at what they waited, the upper as endless."""
+    low, high = order_interval(values, 0.5), order_interval(np.where(cut, np.inf, values), 0.5)
+    return (low[0], high[1]) if low and high and np.isfinite(high[1]) else None
+
+
+def _with_interval(found: Distribution, ends: tuple[float, float] | None, reason: str) -> Distribution:
+    if found.p50 is None:
+        return found
+    rest = {k: v for k, v in found.reasons.items() if k != "interval"}
+    if ends is None:
+        return replace(found, reasons={**rest, "interval": reason})
+    return replace(found, p50_low=max(min(ends[0], found.p50), 0.0), p50_high=max(ends[1], found.p50), reasons=rest)
+
+
+def all_ttft(samples: Samples, trace: Trace) -> Distribution:
+    """TTFT of every request that got a token; those that ended without one count as censored."""
+    ran = (samples.outcome != REFUSED) & (samples.send_ns >= 0)
+    came = ran & (trace.first_ns >= 0)
+    waiting = ran & (trace.first_ns < 0) & (samples.end_ns >= 0)
+    return _ttft_of(samples, trace, came, waiting, int(samples.end_ns.max(initial=0)))
+
+
+def parts(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Parts:
+    """TPOT and gaps of each request's part inside the window.
+
+    TPOT = (last - first) / (n - tokens in the first arrival). A gap g before an arrival of k tokens counts k times as
+    g / k. A silence at the end of a part whose request goes on, longer than each gap before it, is a censored gap of
+    the part's mean tokens, and TPOT counts it as if the next arrival came as it ends: a lower bound.
+    """
+    seen = np.flatnonzero((trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns))
+    t, k, owner = trace.t_ns[seen], trace.k[seen], trace.request[seen]
+    start = np.flatnonzero(np.concatenate(([True], np.diff(owner) != 0))) if len(seen) else np.zeros(0, dtype=np.int64)
+    stop = np.append(start[1:], len(owner)).astype(np.int64)[: len(start)]
+    tokens = np.add.reduceat(k, start) if len(start) else np.zeros(0)
+    enough = (tokens >= LEAST_TOKENS - 1e-6) & (stop - start >= 2)
+    start, stop, tokens = start[enough], stop[enough], tokens[enough]
+    if not len(start):
+        no, none, ints = np.zeros(0), np.zeros(0, dtype=np.bool_), np.zeros(0, dtype=np.int64)
+        return Parts(no, none, no, no, ints, ints, none)
+    rows = np.concatenate([np.arange(a + 1, b) for a, b in zip(start.tolist(), stop.tolist(), strict=True)])
+    part = np.repeat(np.arange(len(start)), stop - start - 1)
+    gap = (t[rows] - t[rows - 1]) * _MS
+    longest = np.maximum.reduceat(gap, np.concatenate(([0], np.cumsum(stop - start - 1)[:-1])))
+    rest, span = tokens - k[start], (t[stop - 1] - t[start]) * _MS
+    usual = rest / (stop - start - 1)
+    tail = _open_silence(samples, owner[start], t[stop - 1], t1_ns) * _MS
+    hangs = tail > longest
+    tpot_ms = np.where(hangs, np.maximum(span / rest, (span + tail) / (rest + usual)), span / rest)
+    return Parts(
+        tpot_ms,
+        hangs,
+        np.concatenate((gap / k[rows], (tail / usual)[hangs])),
+        np.concatenate((k[rows], usual[hangs])),
+        np.concatenate((t[rows], t[stop - 1][hangs] + (tail[hangs] / _MS).astype(np.int64))),
+        np.concatenate((part, np.flatnonzero(hangs))),
+        np.concatenate((np.zeros(len(rows), dtype=np.bool_), np.ones(int(hangs.sum()), dtype=np.bool_))),
+    )
+
+
+def _open_silence(samples: Samples, request: I64, last_ns: I64, t1_ns: int) -> I64:
+    """ns from each request's last arrival in the window to the window's end, or to the request's own end if it was
+    cut or failed before; 0 where it ended well before."""
+    end = samples.end_ns[request]
+    outcome = samples.outcome[request]
+    until = np.where((end < 0) | (end > t1_ns), t1_ns, end)
+    ended_well = (outcome == OK) & (end >= 0) & (end < t1_ns)
+    return np.where(ended_well, 0, np.maximum(until - last_ns, 0))
+
+
+def itl(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
+    """Token-weighted time between tokens, ms per token; p50 with an interval over 32 sections of the window."""
+    result = distribution(
+        found.gap_ms,
+        weights=found.gap_tokens,
+        censored=found.gap_cut,
+        empty=f"no request had {LEAST_TOKENS} tokens in the window",
+        what="gaps",
+    )
+    if result.p50 is None:
+        return result
+    sections = []
+    for mine in _sections(found, t0_ns, t1_ns):
+        middle = quantile(found.gap_ms[mine], found.gap_tokens[mine], found.gap_cut[mine], 0.5)
+        if middle is not None and not middle[1]:
+            sections.append(middle[0])
+    return _with_interval(result, section_interval(sections, centre=result.p50), "too few gaps for an interval")
+
+
+def _sections(found: Parts, t0_ns: int, t1_ns: int) -> list[Mask]:
+    """The gaps that end in each of 32 sections of the window, where there are at least 8."""
+    where = ((found.gap_end_ns - t0_ns) * _SECTIONS // max(t1_ns - t0_ns, 1)).clip(0, _SECTIONS - 1)
+    return [mine for s in range(_SECTIONS) if (mine := where == s).sum() >= _SECTION_GAPS]
+
+
+def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
+    """TPOT over requests (one value each), ms. The interval of p50 is the wider of that over requests and that over 16
+    sections of the window: requests that run together share the server's good and bad moments."""
+    result = distribution(
+        found.tpot_ms, censored=found.cut, empty=f"no request had {LEAST_TOKENS} tokens in the window"
+    )
+    if result.p50 is None:
+        return result
+    sections = []
+    parts_count = len(found.tpot_ms)
+    for mine in _sections(found, t0_ns, t1_ns):
+        time = np.bincount(found.gap_part[mine], found.gap_ms[mine] * found.gap_tokens[mine], parts_count)
+        tokens = np.bincount(found.gap_part[mine], found.gap_tokens[mine], parts_count)
+        sections.append(float(np.median(time[tokens > 0] / tokens[tokens > 0])))
+    found_ends = [
+        e for e in (section_interval(sections, centre=result.p50), _over_requests(found.tpot_ms, found.cut)) if e
+    ]
+    ends = (min(e[0] for e in found_ends), max(e[1] for e in found_ends)) if found_ends else None
+    return _with_interval(result, ends, f"too few tokens for sections, and {result.n} requests are fewer than 6")
+
+
+def request_rate(times: Distribution) -> Rate:
+    """Per-request tok/s = 1 / TPOT, the median over requests (the reciprocal of the median of TPOT)."""
+    if times.p50 is None or times.p50 <= 0:
+        return Rate(None, reason=times.reasons.get("p50", "the answers came in one piece"))
+    if times.p50_low is None or times.p50_high is None or times.p50_low <= 0:
+        return Rate(1e3 / times.p50, reason=times.reasons.get("interval", "its interval reaches 0"), n=times.n)
+    return Rate(1e3 / times.p50, 1e3 / times.p50_high, 1e3 / times.p50_low, "within this run", None, times.n)
+
+
+def longest_gap(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> tuple[float | None, bool]:
+    """The longest silence of any decoding request, ms, clipped to the window, and whether it is still open (a lower
+    bound: it began before or lasted beyond the window, or ended with the request). Every request counts, also those
+    with few tokens."""
+    begin = np.maximum(trace.previous_ns, t0_ns)
+    end = np.minimum(trace.t_ns, t1_ns)
+    length = np.where(trace.is_first | (end <= begin), -1, end - begin)
+    clipped = (trace.previous_ns < t0_ns) | (trace.t_ns > t1_ns)
+    last = (
+        np.flatnonzero(np.concatenate((np.diff(trace.request) != 0, [True]))) if len(trace.t_ns) else np.zeros(0, int)
+    )
+    last = last[trace.t_ns[last] < t1_ns]
+    ends = samples.end_ns[trace.request[last]]
+    since = np.maximum(trace.t_ns[last], t0_ns)
+    tail = np.where((ends >= 0) & (ends < t0_ns), 0, _open_silence(samples, trace.request[last], since, t1_ns))
+    closed_ns, open_ns = int(length.max(initial=-1)), int(tail.max(initial=0))
+    if max(closed_ns, open_ns) <= 0:
+        return None, False
+    if open_ns > closed_ns:
+        return open_ns * _MS, True
+    return closed_ns * _MS, bool(clipped[int(np.argmax(length))])
+
+
+def connect_ms(samples: Samples) -> Number:
+    """Median of TCP and TLS set-up, outside TTFT (fault M2)."""
+    opened = samples.connect_ns[samples.connect_ns >= 0]
+    if not len(opened):
+        return Number(None, "no connection was opened for a request: all were open before")
+    return Number(float(np.median(opened)) * _MS)

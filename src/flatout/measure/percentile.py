@@ -1,0 +1,129 @@
+"""Percentiles of weighted values of which some are known only as "longer than this" (requests that were cut)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.measure.figures import Distribution, Histogram
+
+F64 = npt.NDArray[np.float64]
+
+LEAST_SAMPLES: Final = {0.5: 1, 0.9: 10, 0.99: 100}
+"""Samples a percentile needs: ceil(1 / (1 - q)), so that one lies beyond it; a median is shown of any number, with
+n."""
+
+_HISTOGRAM_BINS = 40
+
+
+def quantile(values: F64, weights: F64, censored: npt.NDArray[np.bool_], q: float) -> tuple[float, bool] | None:
+    """The q-quantile (0 < q < 1) and False, or a lower bound of it and True; None without weight. Shapes: (n,).
+
+    Product-limit estimator (Kaplan and Meier 1958), values weighted: the smallest uncensored value at which the
+    estimated share of longer ones falls to 1 - q or below. Without censoring that is the smallest value whose cumulated
+    weight reaches q of all; where it does so exactly, the middle between it and the next (the usual median of an even
+    number). If cut requests keep the curve above 1 - q, the longest value stands as the lower bound.
+    """
+    keep = weights > 0
+    values, weights, censored = values[keep], weights[keep], censored[keep]
+    if not len(values):
+        return None
+    order = np.lexsort((censored, values))  # at one value, what ended comes before what was cut
+    values, weights, censored = values[order], weights[order], censored[order]
+    at_risk = np.cumsum(weights[::-1])[::-1]
+    ended = np.where(censored, 0.0, weights)
+    with np.errstate(divide="ignore"):
+        survival = np.exp(np.cumsum(np.log(np.maximum(1.0 - ended / at_risk, 0.0))))
+    slack = 1e-9
+    reached = np.flatnonzero((survival <= 1.0 - q + slack) & ~censored)
+    if not len(reached):
+        return float(values[-1]), True
+    first = int(reached[0])
+    if survival[first] >= 1.0 - q - slack:  # exactly on the step: the quantile is the whole flat piece
+        longer = np.flatnonzero(~censored & (values > values[first]))
+        if len(longer):
+            return float(values[first] + values[longer[0]]) / 2.0, False
+    return float(values[first]), False
+
+
+def distribution(
+    values: Sequence[float] | F64,
+    *,
+    weights: F64 | None = None,
+    censored: npt.NDArray[np.bool_] | None = None,
+    empty: str = "no sample",
+    what: str = "requests",
+) -> Distribution:
+    """Percentiles, mean, maximum and histogram of `values` (n,), weighted, without an interval (see `with_interval`).
+
+    `censored` (n,): values that are only lower bounds. `empty`: the reason where there are none; `what`: the samples'
+    name.
+    """
+    data = np.asarray(values, dtype=np.float64)
+    n = len(data)
+    if not n:
+        return Distribution(reasons=dict.fromkeys(("p50", "p90", "p99", "max", "mean", "interval"), empty))
+    weight = np.ones(n) if weights is None else weights
+    cut = np.zeros(n, dtype=np.bool_) if censored is None else censored
+    reasons = {"interval": "not computed"}
+    found: dict[str, float | None] = {}
+    for q, least in LEAST_SAMPLES.items():
+        name = f"p{round(q * 100)}"
+        found[name], reason = _percentile(data, weight, cut, q, least, what)
+        if reason:
+            reasons[name] = reason
+    mean: float | None = float((data * weight).sum() / weight.sum())
+    largest: float | None = float(data.max())
+    if cut.any():
+        reasons["mean"] = f"{int(cut.sum())} of {n} {what} were cut: only a lower bound is known"
+        mean = None
+        reasons["max"] = (
+            "the longest that was not cut" if data[~cut].max(initial=-1.0) >= data.max() else reasons["mean"]
+        )
+        largest = largest if reasons["max"] != reasons["mean"] else None
+    return Distribution(
+        n=n,
+        p50=found["p50"],
+        p90=found["p90"],
+        p99=found["p99"],
+        max=largest,
+        mean=mean,
+        censored=int(cut.sum()),
+        reasons=reasons,
+        histogram=histogram(data[~cut], weight[~cut]),
+    )
+
+
+def _percentile(
+    data: F64, weight: F64, cut: npt.NDArray[np.bool_], q: float, least: int, what: str
+) -> tuple[float | None, str | None]:
+    if len(data) < least:
+        return None, f"needs {least} {what}, has {len(data)}"
+    result = quantile(data, weight, cut, q)
+    if result is None:
+        return None, f"no {what} with weight"
+    if result[1]:
+        return (
+            None,
+            f"lies beyond {result[0]:.6g}: {int(cut.sum())} of {len(data)} {what} were cut before they showed it",
+        )
+    return result[0], None
+
+
+def histogram(values: F64, weights: F64) -> Histogram:
+    """At most 40 log-spaced bins from the least positive value to the greatest; values of 0 or below join the first."""
+    positive = values[values > 0]
+    if not len(positive):
+        return Histogram()
+    low, high = float(positive.min()), float(positive.max())
+    if high <= low * (1.0 + 1e-9):
+        return Histogram((low, high * (1.0 + 1e-6)), (float(weights.sum()),))
+    bins = min(_HISTOGRAM_BINS, max(8, math.ceil(math.sqrt(len(values)))))
+    edges = np.geomspace(low, high, bins + 1)
+    edges[0], edges[-1] = low, high * (1.0 + 1e-9)
+    counts, _ = np.histogram(np.clip(values, low, high), edges, weights=weights)
+    return Histogram(tuple(edges.tolist()), tuple(counts.astype(float).tolist()))

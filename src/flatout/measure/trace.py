@@ -1,0 +1,69 @@
+"""The token arrivals of a cell as one table: the form in which throughput and latency read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.load.samples import Samples
+from flatout.measure.tokens import TokenCounts, arrival_requests, content
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Arrivals that carried tokens, ordered by request, then time; arrivals of one request at one instant are one row.
+
+    Shapes: K rows. `request`: row in the samples. `t_ns`: when. `k`: tokens. `previous_ns`: the request's arrival
+    before, -1 for its first. `before`: tokens of the request before this row. `first_ns` (R requests): `first_token` by
+    DESIGN, -1 if none came.
+    """
+
+    request: I64
+    t_ns: I64
+    k: F64
+    previous_ns: I64
+    before: F64
+    first_ns: I64
+
+    @property
+    def is_first(self) -> npt.NDArray[np.bool_]:
+        mask: npt.NDArray[np.bool_] = self.previous_ns < 0
+        return mask
+
+
+def build(samples: Samples, counts: TokenCounts) -> Trace:
+    """The trace of `samples` with the tokens that `count` found."""
+    rows, owner = arrival_requests(samples)
+    first_ns = _first_tokens(samples, rows, owner, counts)
+    k = counts.tokens[rows]
+    keep = k > 0
+    rows, owner, k = rows[keep], owner[keep], k[keep]
+    t_ns = samples.t_ns[rows]
+    order = np.lexsort((t_ns, owner))
+    owner, t_ns, k = owner[order], t_ns[order], k[order]
+    if not len(owner):
+        none = np.zeros(0, dtype=np.int64)
+        return Trace(none, none, np.zeros(0), none, np.zeros(0), first_ns)
+    starts = np.flatnonzero(np.concatenate(([True], (np.diff(owner) != 0) | (np.diff(t_ns) != 0))))
+    owner, t_ns, k = owner[starts], t_ns[starts], np.add.reduceat(k, starts)
+    new_request = np.concatenate(([True], np.diff(owner) != 0))
+    previous = np.where(new_request, -1, np.concatenate(([-1], t_ns[:-1])))
+    running = np.cumsum(k) - k
+    before = running - running[np.flatnonzero(new_request)][np.cumsum(new_request) - 1]
+    return Trace(owner, t_ns, k, previous, before, first_ns)
+
+
+def _first_tokens(samples: Samples, rows: I64, owner: I64, counts: TokenCounts) -> I64:
+    """Earliest content arrival of each request; where every event was empty but counted, the earliest counted one."""
+    far = np.iinfo(np.int64).max
+    found = np.full(samples.requests, far, dtype=np.int64)
+    is_content = content(samples)[rows]
+    np.minimum.at(found, owner[is_content], samples.t_ns[rows[is_content]])
+    counted = (counts.tokens[rows] > 0) & (found[owner] == far)
+    np.minimum.at(found, owner[counted], samples.t_ns[rows[counted]])
+    return np.where(found == far, -1, found)

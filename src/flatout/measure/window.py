@@ -1,0 +1,210 @@
+"""What happened between two moments: tokens, requests in flight, gauges and counters. The window is [t0, t1) in ns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from flatout.load.samples import OK, REFUSED, Samples
+from flatout.measure.figures import Acceptance, Number, Series
+from flatout.measure.trace import Trace
+from flatout.target.base import Live
+
+F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
+
+CHART_POINTS: Final = 120
+
+
+def tokens_between(trace: Trace, t0_ns: int, t1_ns: int) -> float:
+    """Tokens that arrived in [t0, t1): the numerator of DESIGN's "total tok/s"."""
+    inside = (trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns)
+    return float(trace.k[inside].sum())
+
+
+def smooth_bins(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int, bins: int) -> F64:
+    """(bins,) tokens generated per equal bin of the window.
+
+    An engine step delivers a lump, so raw bins beat against the step, and the window's edges cut lumps. Here each
+    arrival's tokens are spread evenly over the gap since the request's arrival before; a request's first arrival stays a
+    point. A regular server has equal bins, however its steps fall.
+    """
+    start, stop, mass = _gaps(trace, samples, t1_ns)
+    edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
+    spread = np.diff(_spread_until(edges, (start - t0_ns) / 1e9, (stop - t0_ns) / 1e9, mass))
+    firsts = (trace.t_ns[trace.is_first] - t0_ns) / 1e9
+    points, _ = np.histogram(firsts, edges, weights=trace.k[trace.is_first])
+    return np.asarray(np.maximum(spread + points, 0.0))
+
+
+def _gaps(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64, F64]:
+    """Begin, end and tokens of each gap between arrivals. A stream that the window's end cuts gets one more gap of its
+    own mean length and tokens (one only, so that a hang shows as a loss)."""
+    later = ~trace.is_first
+    start, stop, mass = trace.previous_ns[later], trace.t_ns[later], trace.k[later]
+    if not len(start):
+        return start.astype(float), stop.astype(float), mass
+    owner = trace.request[later]
+    last = np.flatnonzero(np.concatenate((np.diff(owner) != 0, [True])))
+    first = np.concatenate(([0], last[:-1] + 1))
+    rows = owner[last]
+    cut = (samples.outcome[rows] != OK) & ((samples.end_ns[rows] < 0) | (samples.end_ns[rows] >= t1_ns))
+    cut &= stop[last] < t1_ns
+    n = (last - first + 1).astype(float)
+    mean_gap = (stop[last] - start[first]) / n
+    mean_mass = np.add.reduceat(mass, first) / n
+    start_ = np.concatenate((start, stop[last][cut])).astype(float)
+    stop_ = np.concatenate((stop.astype(float), (stop[last] + mean_gap)[cut]))
+    return start_, stop_, np.concatenate((mass, mean_mass[cut]))
+
+
+def _spread_until(at: F64, a: F64, b: F64, mass: F64) -> F64:
+    """Spread tokens up to each time of `at` (sorted): sum over gaps of mass * clip((t - a) / (b - a), 0, 1)."""
+    slope = mass / (b - a)
+    up, down = np.argsort(a), np.argsort(b)
+    return _ramps(at, a[up], slope[up]) - _ramps(at, b[down], slope[down])
+
+
+def _ramps(at: F64, begin: F64, slope: F64) -> F64:
+    s = np.concatenate(([0.0], np.cumsum(slope)))
+    sa = np.concatenate(([0.0], np.cumsum(slope * begin)))
+    i = np.searchsorted(begin, at)
+    return np.asarray(s[i] * at - sa[i])
+
+
+def overlap_mean(begin_ns: I64, end_ns: I64, t0_ns: int, t1_ns: int) -> float:
+    """Time-weighted mean count of intervals [begin, end) over the window; end -1: still open. Shapes: (n,)."""
+    end = np.where(end_ns < 0, t1_ns, end_ns)
+    overlap = np.minimum(end, t1_ns) - np.maximum(begin_ns, t0_ns)
+    return float(np.maximum(overlap, 0).sum()) / (t1_ns - t0_ns)
+
+
+def own_active(samples: Samples, t0_ns: int, t1_ns: int) -> float:
+    """Time-weighted mean of the client's own requests in flight: from send to end; refused ones never ran."""
+    ran = (samples.outcome != REFUSED) & (samples.send_ns >= 0)
+    return overlap_mean(samples.send_ns[ran], samples.end_ns[ran], t0_ns, t1_ns)
+
+
+def own_decoding(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> float:
+    """Time-weighted mean of requests between their first token and their end."""
+    ran = trace.first_ns >= 0
+    return overlap_mean(trace.first_ns[ran], samples.end_ns[ran], t0_ns, t1_ns)
+
+
+def completed(samples: Samples, t0_ns: int, t1_ns: int) -> int:
+    """Requests that ended, with a finish reason, inside the window."""
+    done = (samples.outcome == OK) & (samples.finish >= 0) & (samples.end_ns >= t0_ns) & (samples.end_ns < t1_ns)
+    return int(done.sum())
+
+
+def restart_idle_share(samples: Samples, t0_ns: int, t1_ns: int) -> float:
+    """Share of the streams' time in the window between a request's end and the same stream's next send."""
+    order = np.lexsort((samples.send_ns, samples.stream))
+    stream, send, end = samples.stream[order], samples.send_ns[order], samples.end_ns[order]
+    streams = len(np.unique(stream))
+    follows = (np.diff(stream) == 0) & (samples.outcome[order][:-1] == OK)
+    if not streams:
+        return 0.0
+    return overlap_mean(end[:-1][follows], send[1:][follows], t0_ns, t1_ns) / streams
+
+
+def mean_depth(samples: Samples, trace: Trace, context_tokens: int, t0_ns: int, t1_ns: int) -> Number:
+    """Time-weighted mean of (prompt + output so far) per decoding request; `context_tokens` where the server counts no
+    prompt tokens."""
+    if not len(trace.t_ns):
+        return Number(None, "no token arrived")
+    last = np.concatenate((np.diff(trace.request) != 0, [True]))
+    ends = samples.end_ns[trace.request]
+    until = np.where(last, np.where(ends < 0, t1_ns, ends), np.concatenate((trace.t_ns[1:], [t1_ns])))
+    weight = np.maximum(np.minimum(until, t1_ns) - np.maximum(trace.t_ns, t0_ns), 0).astype(float)
+    prompt = samples.prompt_tokens[trace.request].astype(float)
+    depth = np.where(prompt >= 0, prompt, context_tokens) + trace.before + trace.k
+    if weight.sum() <= 0:
+        return Number(None, "no request was decoding in the window")
+    return Number(float((weight * depth).sum() / weight.sum()))
+
+
+def inside(points: Sequence[Live], t0_ns: int, t1_ns: int) -> list[Live]:
+    """The polls of the window, in order of time."""
+    return sorted((p for p in points if t0_ns <= p.t_ns < t1_ns), key=lambda p: p.t_ns)
+
+
+def gauge(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> tuple[I64, F64]:
+    """Times and values of one gauge in the window."""
+    found = [(p.t_ns, value) for p in inside(points, t0_ns, t1_ns) if (value := getattr(p, name)) is not None]
+    return np.array([t for t, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64)
+
+
+def gauge_mean(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Number:
+    """Time-weighted mean of a gauge: each poll stands for the part of the window that is nearest to it."""
+    t, values = gauge(points, name, t0_ns, t1_ns)
+    if not len(t):
+        return Number(None, _no_gauge(points, name))
+    borders = np.concatenate(([t0_ns], (t[1:] + t[:-1]) / 2.0, [t1_ns]))
+    return Number(float((np.diff(borders) * values).sum() / (t1_ns - t0_ns)))
+
+
+def gauge_max(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Number:
+    """Largest poll of a gauge in the window."""
+    _, values = gauge(points, name, t0_ns, t1_ns)
+    return Number(float(values.max())) if len(values) else Number(None, _no_gauge(points, name))
+
+
+def _no_gauge(points: Sequence[Live], name: str) -> str:
+    if any(getattr(p, name) is not None for p in points):
+        return "no poll of the server fell in the window"
+    return f"the server does not tell ({name})"
+
+
+def counter_delta(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Number:
+    """Growth of a counter between the first and last poll of the window (fault S6: never its last value)."""
+    _, values = gauge(points, name, t0_ns, t1_ns)
+    if len(values) < 2:
+        told = any(getattr(p, name) is not None for p in points)
+        return Number(None, "fewer than two polls fell in the window" if told else f"the server does not tell ({name})")
+    if bool((np.diff(values) < 0).any()):
+        return Number(None, f"the counter {name} went backwards: the server restarted or another one answered")
+    return Number(float(values[-1] - values[0]))
+
+
+def acceptance(points: Sequence[Live], t0_ns: int, t1_ns: int) -> Acceptance:
+    """Acceptance length 1 + (accepted) / (drafts) from counters, else the mean of the engine's gauge (DESIGN's
+    table)."""
+    polls = [p for p in points if p.drafts_total is not None and p.accepted_total is not None]
+    drafts, accepted = (counter_delta(polls, name, t0_ns, t1_ns) for name in ("drafts_total", "accepted_total"))
+    if drafts.value is not None and accepted.value is not None and drafts.value > 0:
+        drafted = counter_delta(polls, "drafted_total", t0_ns, t1_ns)
+        share = accepted.value / drafted.value if drafted.value else None
+        return Acceptance(1.0 + accepted.value / drafts.value, "counters", share)
+    mean = gauge_mean(points, "accept_length", t0_ns, t1_ns)
+    if mean.value is not None:
+        return Acceptance(mean.value, "gauge mean")
+    if polls and drafts.value == 0:
+        return Acceptance(reason="no verification step in the window: the server does not speculate")
+    return Acceptance(reason=(drafts.reason if polls else None) or "the server tells no draft counts")
+
+
+def rate_series(trace: Trace, t0_ns: int, t1_ns: int) -> Series:
+    """Arrived tokens/s over the window: at most CHART_POINTS equal bins of at least four usual gaps each."""
+    seen = (trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns)
+    if not seen.any():
+        return Series()
+    gaps = (trace.t_ns - trace.previous_ns)[seen & ~trace.is_first]
+    usual = float(np.median(gaps)) if len(gaps) else 0.0
+    bins = CHART_POINTS if usual <= 0 else int(np.clip((t1_ns - t0_ns) / (4.0 * usual), 10, CHART_POINTS))
+    edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
+    tokens, _ = np.histogram((trace.t_ns[seen] - t0_ns) / 1e9, edges, weights=trace.k[seen])
+    width = edges[1]
+    return Series(tuple((edges[:-1] + width / 2).tolist()), tuple((tokens / width).tolist()))
+
+
+def gauge_series(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Series:
+    """A gauge's polls in the window; where there are more than CHART_POINTS, evenly chosen ones."""
+    t, values = gauge(points, name, t0_ns, t1_ns)
+    if len(t) > CHART_POINTS:
+        chosen = np.unique(np.linspace(0, len(t) - 1, CHART_POINTS).round().astype(int))
+        t, values = t[chosen], values[chosen]
+    return Series(tuple(((t - t0_ns) / 1e9).tolist()), tuple(values.tolist()))

@@ -1,0 +1,128 @@
+"""The rig in a process of its own, as tests and `flatout calibrate` use it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+from flatout.rig.config import RigConfig
+from flatout.rig.truth import Truth
+
+_START_S = 20.0
+_STOP_S = 5.0
+_CALL_S = 30.0
+
+
+class RigError(RuntimeError):
+    """The rig did not start, or refused a call; the message says why."""
+
+
+class RigHandle:
+    """A running rig. `url` has no path; append "/v1" as for any server."""
+
+    def __init__(self, process: subprocess.Popen[bytes], url: str) -> None:
+        self._process = process
+        self.url = url
+        self.pid = process.pid
+
+    def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
+        parts = urlsplit(self.url)
+        connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            # Our own child on loopback: whose certificate it is does not matter here.
+            insecure = ssl._create_unverified_context()
+            connection = http.client.HTTPSConnection(parts.netloc, timeout=_CALL_S, context=insecure)
+        else:
+            connection = http.client.HTTPConnection(parts.netloc, timeout=_CALL_S)
+        try:
+            connection.request(method, path, body or None)
+            answer = connection.getresponse()
+            data = answer.read()
+        except OSError as error:
+            raise RigError(f"the rig does not answer {path}: {error}") from error
+        finally:
+            connection.close()
+        if answer.status != 200:
+            raise RigError(f"the rig answered {answer.status} to {path}: {data[:500].decode(errors='replace')}")
+        return data
+
+    def log(self) -> Truth:
+        """The truth since start or the last reset."""
+        return Truth.from_npz(self._call("GET", "/rig/log"))
+
+    def control(self, **changes: Any) -> RigConfig:
+        """Change knobs live; also stall_now_s=…, plant={"requests": 4, "tokens": 2000, "context": 8192}."""
+        data = self._call("POST", "/rig/control", json.dumps(changes).encode())
+        return RigConfig.from_dict(json.loads(data))
+
+    def reset(self) -> None:
+        """Begin a new log."""
+        self._call("POST", "/rig/reset")
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        """End the process; waits at most 5 s before it is killed."""
+        if self.alive():
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait(_STOP_S)
+        for pipe in (self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def start(config: RigConfig, *, cores: Collection[int] | None = None) -> RigHandle:
+    """Start a rig process, pinned to `cores` if given, and wait until its port is open. Raises RigError."""
+    command = [sys.executable, "-m", "flatout.rig"]
+    if cores:
+        command += ["--cores", ",".join(str(core) for core in sorted(cores))]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    with contextlib.suppress(BrokenPipeError):
+        process.stdin.write(config.to_json().encode())
+        process.stdin.close()
+    line = _first_line(process, time.monotonic() + _START_S)
+    if not line.startswith(b"{"):
+        process.kill()
+        said = process.stderr.read().decode(errors="replace").strip()
+        raise RigError(f"the rig did not start: {said or 'no word within 20 s'}")
+    return RigHandle(process, json.loads(line)["url"])
+
+
+def _first_line(process: subprocess.Popen[bytes], deadline_s: float) -> bytes:
+    assert process.stdout is not None
+    fd, line = process.stdout.fileno(), b""
+    while b"\n" not in line:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
+            return b""
+        data = os.read(fd, 4096)
+        if not data:
+            return b""
+        line += data
+    return line
+
+
+@contextlib.contextmanager
+def running(config: RigConfig, *, cores: Collection[int] | None = None) -> Iterator[RigHandle]:
+    """A rig for the length of a with block. Raises RigError if it does not start."""
+    handle = start(config, cores=cores)
+    try:
+        yield handle
+    finally:
+        handle.stop()

@@ -1,0 +1,231 @@
+"""The truth: what the rig really sent and when. `Log` is written inside the server, `Truth` is read outside."""
+
+from __future__ import annotations
+
+import io
+import json
+from array import array
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Flags of an event.
+SENT = 1  # went to the client
+LEFTOVER = 2  # generated for a client that is gone (or a planted request)
+BLOCKED = 4  # the socket was full: the bytes went later, see event_flushed_ns
+HIDDEN = 8  # billed reasoning that is not streamed
+
+NEVER = -1  # in a stamp: it did not happen
+
+
+@dataclass(slots=True)
+class Record:
+    """One request, in ns of CLOCK_MONOTONIC; NEVER where a thing did not happen."""
+
+    rid: str
+    arrival_ns: int  # the clock as the request's last byte was read
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    max_tokens: int = 0
+    admitted_ns: int = NEVER
+    first_ns: int = NEVER  # send of the first event with tokens
+    last_ns: int = NEVER
+    end_ns: int = NEVER
+    generated_tokens: int = 0  # sent or not
+    sent_tokens: int = 0
+    reason: str = "open"  # finished, aborted, client_closed, leftover, fault, "refused: …", open (still running)
+
+
+@dataclass(slots=True)
+class Log:
+    """Compact columns: 21 bytes an event."""
+
+    records: list[Record] = field(default_factory=list)
+    t_ns: array[int] = field(default_factory=lambda: array("q"))
+    request: array[int] = field(default_factory=lambda: array("i"))
+    tokens: array[int] = field(default_factory=lambda: array("i"))
+    late_us: array[int] = field(default_factory=lambda: array("i"))
+    flags: array[int] = field(default_factory=lambda: array("B"))
+    flushed: dict[int, int] = field(default_factory=dict)  # event -> when its last byte went, where that was later
+    level_ns: array[int] = field(default_factory=lambda: array("q"))
+    running: array[int] = field(default_factory=lambda: array("i"))
+    waiting: array[int] = field(default_factory=lambda: array("i"))
+    stall_ns: array[int] = field(default_factory=lambda: array("q"))  # start, end, start, end, …
+
+    def open(self, record: Record) -> int:
+        """Its number."""
+        self.records.append(record)
+        return len(self.records) - 1
+
+    def event(self, t_ns: int, request: int, tokens: int, late_ns: int, flags: int) -> int:
+        """Its number."""
+        self.t_ns.append(t_ns)
+        self.request.append(request)
+        self.tokens.append(tokens)
+        self.late_us.append(min(late_ns // 1000, 2**31 - 1) if late_ns > 0 else 0)
+        self.flags.append(flags)
+        return len(self.flags) - 1
+
+    def level(self, t_ns: int, running: int, waiting: int) -> None:
+        self.level_ns.append(t_ns)
+        self.running.append(running)
+        self.waiting.append(waiting)
+
+    def to_npz(self, config_json: str, now_ns: int) -> bytes:
+        """Everything so far as the bytes of an .npz file, which `Truth.from_npz` reads."""
+        t_ns = np.array(self.t_ns, dtype=np.int64)
+        flushed = t_ns.copy()
+        for event, when in self.flushed.items():
+            flushed[event] = when
+        records = self.records
+        columns: dict[str, Any] = {
+            name: np.array([getattr(r, name) for r in records], dtype=np.int64) for name in _RECORD_NUMBERS
+        }
+        words = {
+            "rid": [r.rid for r in records],
+            "reason": [r.reason for r in records],
+            "config": json.loads(config_json),
+        }
+        out = io.BytesIO()
+        np.savez(
+            out,
+            words=np.frombuffer(json.dumps(words).encode(), dtype=np.uint8),
+            taken_ns=np.array([now_ns]),
+            event_ns=t_ns,
+            event_flushed_ns=flushed,
+            event_request=np.array(self.request, dtype=np.int32),
+            event_tokens=np.array(self.tokens, dtype=np.int32),
+            event_late_us=np.array(self.late_us, dtype=np.int32),
+            event_flags=np.array(self.flags, dtype=np.uint8),
+            level_ns=np.array(self.level_ns, dtype=np.int64),
+            level_running=np.array(self.running, dtype=np.int32),
+            level_waiting=np.array(self.waiting, dtype=np.int32),
+            stall_ns=np.array(self.stall_ns, dtype=np.int64).reshape(-1, 2),
+            **columns,
+        )
+        return out.getvalue()
+
+
+_RECORD_NUMBERS = (
+    "arrival_ns", "admitted_ns", "first_ns", "last_ns", "end_ns", "prompt_tokens", "cached_tokens", "max_tokens",
+    "generated_tokens", "sent_tokens",
+)  # fmt: skip
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Truth:
+    """What the rig did, as arrays. Stamps are ns of CLOCK_MONOTONIC; -1 says that a thing did not happen.
+
+    Per request, in order of arrival: rid, reason, arrival_ns … sent_tokens (shape R).
+    Per event with tokens, in order of time: event_ns (taken right before send), event_flushed_ns (when its last byte
+    had gone to the kernel: equal unless the socket was full), event_request, event_tokens, event_late_us (behind the
+    schedule), event_flags (shape E). Per change: level_ns, level_running, level_waiting. stall_ns: rows (start, end).
+    """
+
+    rid: list[str]
+    reason: list[str]
+    config: dict[str, Any]
+    taken_ns: int
+    arrival_ns: Ints
+    admitted_ns: Ints
+    first_ns: Ints
+    last_ns: Ints
+    end_ns: Ints
+    prompt_tokens: Ints
+    cached_tokens: Ints
+    max_tokens: Ints
+    generated_tokens: Ints
+    sent_tokens: Ints
+    event_ns: Ints
+    event_flushed_ns: Ints
+    event_request: NDArray[np.int32]
+    event_tokens: NDArray[np.int32]
+    event_late_us: NDArray[np.int32]
+    event_flags: NDArray[np.uint8]
+    level_ns: Ints
+    level_running: NDArray[np.int32]
+    level_waiting: NDArray[np.int32]
+    stall_ns: Ints
+
+    @classmethod
+    def from_npz(cls, data: bytes) -> Truth:
+        """Raises ValueError if the bytes are no log of a rig."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            words = json.loads(arrays.pop("words").tobytes())
+            return cls(**words, taken_ns=int(arrays.pop("taken_ns")[0]), **arrays)
+        except (KeyError, TypeError, OSError) as error:
+            raise ValueError(f"this is no log of a rig: {error}") from error
+
+    def _sent(self) -> NDArray[np.bool_]:
+        return (self.event_flags & SENT) > 0
+
+    def tokens_between(self, t0_ns: int, t1_ns: int, *, leftover: bool = False) -> int:
+        """Tokens whose event was sent in [t0, t1); with `leftover` also those generated for nobody."""
+        inside = (self.event_ns >= t0_ns) & (self.event_ns < t1_ns)
+        if not leftover:
+            inside &= self._sent()
+        return int(self.event_tokens[inside].sum())
+
+    def tok_s(self, t0_ns: int, t1_ns: int) -> float:
+        """Total tokens a second sent in [t0, t1)."""
+        return self.tokens_between(t0_ns, t1_ns) / ((t1_ns - t0_ns) / 1e9)
+
+    def running_mean(self, t0_ns: int, t1_ns: int) -> float:
+        """Time-weighted mean of the requests running in [t0, t1), leftovers included; nan for an empty span."""
+        return self._level_mean(self.level_running, t0_ns, t1_ns)
+
+    def waiting_mean(self, t0_ns: int, t1_ns: int) -> float:
+        """As running_mean, for the queue."""
+        return self._level_mean(self.level_waiting, t0_ns, t1_ns)
+
+    def _level_mean(self, level: NDArray[np.int32], t0_ns: int, t1_ns: int) -> float:
+        if t1_ns <= t0_ns:
+            return float("nan")
+        edges = np.clip(np.concatenate(([t0_ns], self.level_ns, [t1_ns])), t0_ns, t1_ns)
+        values = np.concatenate(([0], level)).astype(np.float64)
+        return float((np.diff(np.maximum.accumulate(edges)) * values).sum() / (t1_ns - t0_ns))
+
+    def ttft_ms(self) -> NDArray[np.float64]:
+        """Per request: send of the first tokens − arrival of the request; nan where no token was sent. Shape R."""
+        out = (self.first_ns - self.arrival_ns) / 1e6
+        return np.where(self.first_ns >= 0, out, np.nan)
+
+    def gaps_ns(self, t0_ns: int | None = None, t1_ns: int | None = None) -> tuple[Ints, Ints]:
+        """Gaps between a request's neighbouring events that were sent, and the tokens that each gap brought.
+
+        With t0 and t1 only gaps that end in [t0, t1). Order: by request, then time. Both of shape G.
+        """
+        sent = np.flatnonzero(self._sent())
+        order = sent[np.lexsort((self.event_ns[sent], self.event_request[sent]))]
+        same = np.diff(self.event_request[order]) == 0
+        gaps = np.diff(self.event_ns[order])[same]
+        tokens = self.event_tokens[order][1:][same].astype(np.int64)
+        ends = self.event_ns[order][1:][same]
+        keep = np.ones(len(gaps), dtype=bool)
+        if t0_ns is not None:
+            keep &= ends >= t0_ns
+        if t1_ns is not None:
+            keep &= ends < t1_ns
+        return gaps[keep], tokens[keep]
+
+    def itl_ms(self, t0_ns: int | None = None, t1_ns: int | None = None) -> NDArray[np.float64]:
+        """Time between tokens, token-weighted: a gap g that brought k tokens stands k times as g/k."""
+        gaps, tokens = self.gaps_ns(t0_ns, t1_ns)
+        return np.repeat(gaps / tokens / 1e6, tokens)
+
+    def late_ns(self) -> dict[str, float]:
+        """How far behind its schedule the rig itself was: p50, p99, max over all events; empty where none was sent."""
+        late = self.event_late_us[self._sent()] * 1000.0
+        if not len(late):
+            return {}
+        return {"p50": float(np.percentile(late, 50)), "p99": float(np.percentile(late, 99)), "max": float(late.max())}
+
+    def blocked(self) -> int:
+        """Events that found the socket full: the reader was slower than the rig."""
+        return int(((self.event_flags & BLOCKED) > 0).sum())

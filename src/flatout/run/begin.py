@@ -1,0 +1,299 @@
+"""The beginning of a run: start or find the server, ask who it is, plan, and open everything that the run needs."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from flatout import __version__
+from flatout import record as rec
+from flatout.flags import Status
+from flatout.host.telemetry import Sampler
+from flatout.load.process import LoadPool
+from flatout.plan import Limits, PlannedCell, plan
+from flatout.prompt import PromptBook
+from flatout.prompt_text import Corpus
+from flatout.run import burst, resume, sends
+from flatout.run.describe import (
+    check_hardware,
+    check_url,
+    engine_facts,
+    hardware,
+    limits_of,
+    machine_facts,
+    model_facts,
+    protocol,
+    room_facts,
+    server_process,
+)
+from flatout.run.events import Control, Doing, Listener, Note, Started
+from flatout.run.once import once
+from flatout.run.options import Options
+from flatout.run.prompts import Prompter
+from flatout.run.recount import from_file
+from flatout.run.session import Session
+from flatout.run.store import Store, new_directory, now_iso
+from flatout.target.base import TargetError
+from flatout.target.detect import Target, connect
+from flatout.target.probe import Capabilities, probe
+from flatout.target.redact import Redactor
+
+
+@contextmanager
+def session(options: Options, listener: Listener, control: Control) -> Iterator[Session]:
+    """A session ready to measure; what it started (server, load processes) is stopped at the end.
+
+    Raises TargetError if the server cannot be used, ResumeError if a run cannot be gone on with.
+    """
+    check_url(options.url)
+    check_hardware(options.hardware)
+    with ExitStack() as stack:
+        target, server_pid = stack.enter_context(connected(options, listener))
+        listener(Doing("asking the server what it is and what it takes"))
+        capabilities = probe(
+            target,
+            None if options.api == "auto" else options.api,
+            extra_body=options.extra_body,
+            temperature=options.temperature,
+            on_wait=lambda text: listener(Doing("probing", wait_for=text)),
+        )
+        if not options.ignore_eos:
+            capabilities = _without_length_fields(capabilities)
+        planned, limits, room = planned_cells(target, options)
+        pool = stack.enter_context(LoadPool(_processes(options, planned), options.load_cores))
+        watched = {"server": server_pid} if server_pid else {}
+        watched |= {f"load_{i + 1}": pid for i, pid in enumerate(pool.pids)}
+        sampler = stack.enter_context(Sampler(processes=watched))
+        record, directory = _record(options, target, capabilities, planned, room, pool)
+        made = _assemble(
+            options, target, capabilities, planned, limits, pool, sampler, record, directory, listener, control
+        )
+        made.store.write_record(record)
+        listener(Started(record, directory))
+        for note in (*target.notes, *capabilities.notes):
+            listener(Note(note))
+        yield made
+
+
+@contextmanager
+def connected(options: Options, listener: Listener) -> Iterator[tuple[Target, int | None]]:
+    """The connected server and its process id where that is known; both closed at the end. Raises TargetError."""
+    with ExitStack() as stack:
+        yield _target(options, listener, stack)
+
+
+def _target(options: Options, listener: Listener, stack: ExitStack) -> tuple[Target, int | None]:
+    """The connected server and its process id where it is known (launched by us, or ours to read on this machine)."""
+    url, argv, source, pid = options.url, None, "host", None
+    known = tuple(s for s in (options.key, *(value for _, value in options.headers)) if s)
+    if options.launch:
+        from flatout.target.launch import Launched
+
+        options.results.mkdir(parents=True, exist_ok=True)
+        launched = stack.enter_context(
+            Launched(
+                options.launch,
+                log_path=options.results / f"server-{uuid.uuid4().hex[:8]}.log",
+                url=url,
+                key=options.key,
+                headers=options.headers,
+                ca_file=options.ca_file,
+                insecure=options.insecure,
+                ready_timeout_s=options.ready_s,
+                redactor=Redactor(known),
+                on_wait=lambda text: listener(Doing("starting the server", wait_for=text, until_s=options.ready_s)),
+            )
+        )
+        url, argv, source, pid = launched.url, list(launched.argv), "typed", launched.pid
+    if url is None:
+        raise TargetError("not_a_server", "no server given: name its URL, or start one with --launch")
+    if argv is None:
+        found = server_process(url)
+        argv, pid = (list(found.argv) if found.argv else None, found.pid) if found else (None, None)
+    target = connect(
+        url,
+        model=options.model,
+        key=options.key,
+        headers=options.headers,
+        ca_file=options.ca_file,
+        insecure=options.insecure,
+        engine=options.engine,
+        argv=argv,
+        argv_source="typed" if source == "typed" else "host",
+        secrets=known,
+    )
+    stack.callback(target.close)
+    return target, pid
+
+
+def _without_length_fields(capabilities: Capabilities) -> Capabilities:
+    fields = tuple((n, v) for n, v in capabilities.fields if n not in ("ignore_eos", "min_tokens"))
+    return replace(capabilities, fields=fields)
+
+
+def planned_cells(target: Target, options: Options) -> tuple[list[PlannedCell], Limits, rec.ServerRoom]:
+    """The cells for this server, its limits, and the same limits as facts. Nothing is generated for this."""
+    room = room_facts(target, options)
+    limits = limits_of(room)
+    if options.requests is not None:
+        return burst.plan(options.suite, limits, options.requests), limits, room
+    return plan(options.suite, limits, max_concurrency=options.max_concurrency), limits, room
+
+
+def _processes(options: Options, planned: list[PlannedCell]) -> int:
+    """Load processes: one reads about 40,000 events/s, which a thousand streams at 40 tok/s each make."""
+    import os
+
+    if options.load_processes is not None:
+        return options.load_processes
+    most = max((c.concurrency for c in planned if c.verdict == "measure"), default=1)
+    return max(1, min(-(-most // 1024), (os.cpu_count() or 2) // 2))
+
+
+def _record(
+    options: Options,
+    target: Target,
+    capabilities: Capabilities,
+    planned: list[PlannedCell],
+    room: rec.ServerRoom,
+    pool: LoadPool,
+) -> tuple[rec.Record, Path]:
+    made = _new_record(options, target, capabilities, planned, room, pool)
+    if options.resume is not None:
+        return resume.take_up(options.resume, made)
+    engine, model = str(made.engine.name.value or made.engine.adapter), str(made.model.id.value or target.model)
+    return made, new_directory(options.results, model, engine)
+
+
+def _new_record(
+    options: Options,
+    target: Target,
+    capabilities: Capabilities,
+    planned: list[PlannedCell],
+    room: rec.ServerRoom,
+    pool: LoadPool,
+) -> rec.Record:
+    identity, suite = target.adapter.identity(), options.suite
+    redactor = target.redactor
+    return rec.Record(
+        id=uuid.uuid4().hex,
+        state="running",
+        started=now_iso(),
+        engine=engine_facts(target, identity),
+        model=model_facts(target, identity),
+        room=room,
+        protocol=protocol(target, capabilities, options),
+        hardware=hardware(target, options),
+        client=rec.Client(
+            flatout=__version__,
+            python=sys.version.split()[0],
+            command=redactor.argv(list(options.command)),
+            machine=machine_facts(),
+            stamp_clock=pool.clock[0],
+            stamp_clock_reason=pool.clock[1],
+            load_processes=len(pool.pids),
+        ),
+        plan=rec.Plan(
+            suite=suite.label,
+            prefill=[str(c) for c in suite.prefill] if options.requests is None else [],
+            decode=[str(c) for c in suite.decode],
+            concurrency=list(suite.concurrency) if options.requests is None else [options.requests],
+            time_s=suite.time_s,
+            min_time_s=suite.min_time_s,
+            precision=suite.precision,
+            max_output=suite.max_output,
+            prefill_samples=suite.prefill_samples,
+            order=[c.id for c in planned],
+            options=redactor.tree(options.recorded()),
+            fingerprint=options.fingerprint(),
+        ),
+        prompts=rec.Prompts(
+            mode=suite.prompts,
+            source=f"file {options.corpus.name}" if options.corpus else "flatout's own generator",
+            seed=options.seed,
+            run_nonce="",
+        ),
+        cells=[_planned_cell(c) for c in planned],
+        per_user_tok_s=options.per_user_tok_s,
+        note=redactor.text(options.note) if options.note else None,
+    )
+
+
+def _planned_cell(planned: PlannedCell) -> rec.Cell:
+    cut = planned.verdict != "measure"
+    return rec.Cell(
+        id=planned.id,
+        phase=planned.phase,
+        context=planned.label,
+        context_tokens=planned.context_tokens,
+        concurrency=planned.concurrency,
+        max_output=planned.max_output,
+        need_tokens=planned.need_tokens,
+        status=str(Status(planned.verdict)) if cut else str(Status.NOT_RUN),
+        reason=planned.reason if cut else "not reached yet",
+        finished=now_iso() if cut else None,
+    )
+
+
+def _assemble(
+    options: Options,
+    target: Target,
+    capabilities: Capabilities,
+    planned: list[PlannedCell],
+    limits: Limits,
+    pool: LoadPool,
+    sampler: Sampler,
+    record: rec.Record,
+    directory: Path,
+    listener: Listener,
+    control: Control,
+) -> Session:
+    box: list[Session] = []
+    book = PromptBook(options.seed, _corpus(options.corpus))
+    record.prompts.run_nonce = f"{book.salt:x}"
+    prompter = Prompter(book, target.adapter, capabilities, lambda text: _send_count(box[0], text))
+    made = Session(
+        options=options,
+        target=target,
+        capabilities=capabilities,
+        shape=capabilities.shape(target.model, temperature=options.temperature, extra_body=options.extra_body),
+        limits=limits,
+        pool=pool,
+        prompter=prompter,
+        sampler=sampler,
+        planned=planned,
+        record=record,
+        store=Store(directory),
+        listener=listener,
+        control=control,
+        nonce=secrets.token_hex(4),
+        recounter=from_file(options.tokenizer) if options.tokenizer else None,
+        order=max((c.order or 0 for c in record.cells), default=0),
+        spent_prompt=record.tokens_spent.get("prompt", 0),
+        spent_output=record.tokens_spent.get("output", 0),
+    )
+    box.append(made)
+    return made
+
+
+class CorpusError(Exception):
+    """A `--corpus` that cannot be used; the text says why."""
+
+
+def _corpus(path: Path | None) -> Corpus | None:
+    try:
+        return None if path is None else Corpus(path)
+    except ValueError as error:
+        raise CorpusError(f"--corpus {path}: {error}") from error
+
+
+def _send_count(made: Session, text: str) -> int | None:
+    """Prompt tokens of `text` as the server counts them, by a request for one token."""
+    samples = once(made, "count", [sends.stream(made.shape, text, 1)]).samples
+    counted = int(samples.prompt_tokens[0]) if samples.requests else -1
+    return counted if counted > 0 else None

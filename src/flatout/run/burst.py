@@ -1,0 +1,96 @@
+"""Fixed-count mode (`--requests N`): all at once, cold, until all are done; the end-to-end rate."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flatout import record as rec
+from flatout.measure import cell as measure
+from flatout.measure.verdict import decode_verdict
+from flatout.plan import Limits, PlannedCell, need, resolve, verdict_of
+from flatout.run import figures, sends
+from flatout.run.idle import ensure_idle
+from flatout.run.once import hang_up, once
+from flatout.run.prompts import content_of
+from flatout.run.recount import recount
+from flatout.run.store import now_iso
+from flatout.suite import Suite, label
+
+if TYPE_CHECKING:
+    from flatout.run.session import Session
+
+
+def plan(suite: Suite, limits: Limits, requests: int) -> list[PlannedCell]:
+    """One cell a context: `requests` prompts of their own. What the server cannot hold at once waits in its queue, so
+    only a request that is too long by itself is not sent."""
+    cells = []
+    for context in suite.decode or suite.prefill:
+        tokens = resolve(context, limits, suite.max_output)
+        alone = None if tokens is None else need(tokens, 1, suite.max_output, shared=False)
+        verdict, reason = verdict_of(tokens, 1, suite.max_output, alone, limits, context=context)
+        cells.append(
+            PlannedCell(
+                id=f"b/{tokens if tokens is not None else context}/{requests}",
+                phase="burst",
+                context=context,
+                context_tokens=tokens,
+                label=label(tokens, context),
+                concurrency=requests,
+                max_output=suite.max_output,
+                need_tokens=None if tokens is None else need(tokens, requests, suite.max_output, shared=False),
+                verdict=verdict,
+                reason=reason,
+                will_queue=limits.max_running is not None and requests > limits.max_running,
+            )
+        )
+    return cells
+
+
+def work(session: Session, planned: PlannedCell) -> None:
+    """Sends all of the cell's requests at one moment and settles the cell. Raises Stopped, Budget, TargetError."""
+    cell = session.cell(planned.id)
+    tokens, n = planned.context_tokens or 1, planned.concurrency
+    session.afford(n * tokens, n * planned.max_output)
+    streams = []
+    for i in range(n):
+        session.doing(f"making {planned.label} prompts: {i + 1} of {n}", planned)
+        session.check()
+        prompt = session.prompter.make(f"b/{tokens}/{i}", tokens)
+        streams.append(sends.stream(session.shape, content_of(prompt), planned.max_output))
+    idle = ensure_idle(session, planned)
+    session.order += 1
+    cell.order, cell.started = session.order, now_iso()
+    session.doing(
+        f"{n} requests of {planned.label} at once", planned, "all to be done", session.options.timeouts.total_s
+    )
+    outcome = once(session, planned.id, streams)
+    hang_up(session, outcome)
+    samples = outcome.samples
+    made = measure.burst_figures(samples, retokenised=recount(session, samples))
+    first, last = int(samples.send_ns.min()), int(samples.end_ns.max())
+    machine = session.sampler.window(first, last)
+    facts = measure.burst_facts(
+        made, self_checks=outcome.checks, throttle_reasons=figures.harmful(machine), error=outcome.error
+    )
+    figures.take_verdict(session, cell, decode_verdict(facts))
+    if idle.idle is False and idle.note:
+        figures.add_flag(cell, "contaminated", idle.note)
+    cell.error = session.target.redactor.text(outcome.error) if outcome.error else None
+    cell.burst = rec.BurstFigures(
+        end_to_end_tok_s=figures.rate(made.total_tok_s),
+        per_request_tok_s=figures.as_distribution(made.request_tok_s),
+        duration_s=made.wall_s.value,
+        ttft_ms=figures.distribution(made.ttft_ms, "all requests, sent at once and cold"),
+        tpot_ms=figures.distribution(made.tpot_ms),
+        itl_ms=figures.distribution(made.itl_ms),
+        completed=made.finished,
+        failed_requests=made.failed,
+        output_tokens=made.tokens,
+        longest_gap_ms=made.longest_gap_ms,
+    )
+    cell.tokens = rec.Tokens(
+        source=", ".join(made.token_sources) or None, in_window=made.tokens, estimated_share=made.estimated_share
+    )
+    cell.self_check, cell.telemetry = figures.self_check(outcome.checks), figures.telemetry(machine)
+    cell.finished, cell.samples = now_iso(), session.store.write_samples(cell.id, samples)
+    session.settle(cell)

@@ -1,0 +1,175 @@
+"""The conductor: from options to a record. Never prints; tells a listener what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Final
+
+from flatout.flags import MEASURED, Status
+from flatout.load.process import LoadError
+from flatout.plan import PlannedCell
+from flatout.record import Record
+from flatout.run import begin, burst, decode, row, warmup
+from flatout.run.events import Control, Finished, Listener
+from flatout.run.idle import measure_baseline
+from flatout.run.options import Options
+from flatout.run.row import Row
+from flatout.run.session import Budget, Session, Stopped
+from flatout.run.store import now_iso
+from flatout.target.base import TargetError
+
+GIVE_UP_AFTER: Final = 3
+"""Cells in a row that fail before the rest is given up: the server is gone."""
+
+EXIT_OK: Final = 0
+EXIT_DOUBT: Final = 3
+
+
+def run(options: Options, listener: Listener, control: Control) -> tuple[Record, Path]:
+    """Measures what the options ask for and returns the record with its directory; everything is written by then.
+
+    Raises TargetError (the server cannot be used at all), SuiteError, RecordError and OSError before anything was
+    measured; after that, trouble becomes the cells' status.
+    """
+    with begin.session(options, listener, control) as session:
+        state, why = "finished", None
+        try:
+            _work(session)
+        except Stopped:
+            state, why = "interrupted", control.stop_reason
+        except LoadError as error:
+            state, why = "failed", f"the measuring process failed: {error}"
+        _close(session, state, why)
+        listener(Finished(session.record, session.store.directory))
+        return session.record, session.store.directory
+
+
+def _work(session: Session) -> None:
+    todo = [c for c in session.planned if c.verdict == "measure" and session.cell(c.id).finished is None]
+    if not todo:
+        return
+    try:
+        if session.options.warmup:
+            warmup.work(session)
+        if not session.target.adapter.has_gauges:
+            session.baseline = measure_baseline(session)
+    except Budget as error:
+        session.warn(f"no warm-up: {error}")
+    except Stopped as stop:
+        if not stop.skip:
+            raise
+        session.say("the warm-up was skipped")
+    failed = 0
+    for _, cells in groupby(todo, key=lambda c: c.context_tokens):
+        failed = _row(session, list(cells), failed)
+        if failed >= GIVE_UP_AFTER:
+            _give_up(session, todo)
+            return
+
+
+def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
+    """Works off one context length; returns how many cells have failed in a row by now."""
+    if cells[0].phase == "burst":
+        for planned in cells:
+            failed = _count_failed(session, planned, failed, lambda p=planned: burst.work(session, p))
+        return failed
+    made: Row | None = None
+    try:
+        made = row.prepare(session, cells)
+    except Stopped as stop:
+        if not stop.skip:
+            raise
+        _leave(session, cells, "skipped by the user")
+        return failed
+    except Budget as error:
+        _leave(session, cells, f"token budget: {error}")
+        return failed
+    except TargetError as error:
+        _fail(session, cells, str(error))
+        return failed + len(cells)
+    if made.error:
+        _fail(session, [c for c in cells if session.cell(c.id).finished is None], made.error)
+        return failed + 1
+    decode_cells = [c for c in cells if c.phase == "decode"]
+    for i, planned in enumerate(decode_cells):
+        failed = _count_failed(session, planned, failed, lambda p=planned, i=i: _decode(session, p, made, warm=i == 0))
+        if failed >= GIVE_UP_AFTER:
+            break
+    return failed if decode_cells else 0
+
+
+def _decode(session: Session, planned: PlannedCell, made: Row, *, warm: bool) -> None:
+    if warm:
+        row.warm(session, made, planned)
+    decode.work(session, planned, made)
+
+
+def _count_failed(session: Session, planned: PlannedCell, failed: int, work: object) -> int:
+    assert callable(work)
+    try:
+        work()
+    except Stopped as stop:
+        if not stop.skip:
+            raise
+        _leave(session, [planned], "skipped by the user")
+    except Budget as error:
+        _leave(session, [planned], f"token budget: {error}")
+    except TargetError as error:
+        _fail(session, [planned], str(error))
+    return failed + 1 if session.cell(planned.id).status == Status.FAILED else 0
+
+
+def _leave(session: Session, cells: Iterable[PlannedCell], reason: str) -> None:
+    """These cells are not measured, and that is their result."""
+    for planned in cells:
+        cell = session.cell(planned.id)
+        if cell.finished is None:
+            cell.status, cell.reason, cell.finished = Status.NOT_RUN, reason, now_iso()
+            session.settle(cell)
+
+
+def _fail(session: Session, cells: Iterable[PlannedCell], words: str) -> None:
+    words = session.target.redactor.text(words)
+    for planned in cells:
+        cell = session.cell(planned.id)
+        cell.status, cell.reason, cell.error, cell.finished = Status.FAILED, f"broke off: {words}", words, now_iso()
+        session.settle(cell)
+
+
+def _give_up(session: Session, todo: Iterable[PlannedCell]) -> None:
+    rest = [c for c in todo if session.cell(c.id).finished is None]
+    if rest:
+        session.warn(f"{GIVE_UP_AFTER} cells in a row failed; the remaining {len(rest)} are not tried")
+        _leave(session, rest, f"not tried: {GIVE_UP_AFTER} cells before it failed one after the other")
+
+
+def _close(session: Session, state: str, why: str | None) -> None:
+    record = session.record
+    record.state = "finished" if state == "finished" else "interrupted" if state == "interrupted" else "failed"
+    record.state_reason, record.finished = why, now_iso()
+    for cell in record.cells:
+        if cell.finished is None and cell.status == Status.NOT_RUN:
+            cell.reason = f"the run ended before it: {why or 'stopped'}"
+    record.prompts.hashes = session.prompter.hashes
+    record.prompts.exact = not session.prompter.inexact
+    record.protocol.prompt_count = session.prompter.how
+    if session.prompter.inexact:
+        session.warn(
+            f"{len(session.prompter.inexact)} prompts could not be made exactly as long as asked; the real counts are "
+            "in the record"
+        )
+    session.store.write_record(record)
+
+
+def exit_code(record: Record) -> int:
+    """0 if every cell that should have been measured is valid or queued (or was skipped by the user); else 3."""
+    for cell in record.cells:
+        if cell.status in (Status.DOUBTFUL, Status.FAILED, Status.NO_STEADY_STATE):
+            return EXIT_DOUBT
+        if cell.status == Status.NOT_RUN and cell.finished is None and record.state != "finished":
+            return EXIT_DOUBT
+    if not any(cell.status in MEASURED for cell in record.cells):
+        return EXIT_DOUBT
+    return EXIT_OK

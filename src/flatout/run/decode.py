@@ -1,0 +1,249 @@
+"""One decode cell: idle server, launch, steady state, window, stop, idle again, figures, verdict; once more if it was
+contaminated."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+from flatout.load.job import Status, Stream
+from flatout.load.process import Outcome
+from flatout.measure.interval import early_end
+from flatout.measure.verdict import contaminated
+from flatout.plan import PlannedCell
+from flatout.record import Attempt, Cell, Window
+from flatout.run import figures, sends
+from flatout.run.events import Gauges
+from flatout.run.gauges import Poller, interval_s
+from flatout.run.idle import Idle, ensure_idle
+from flatout.run.once import hang_up
+from flatout.run.prompts import content_of
+from flatout.run.row import Row
+from flatout.run.session import Session, Stopped
+from flatout.run.store import now_iso
+from flatout.suite import Suite
+from flatout.target.base import Live
+
+LOOKS: Final = 4
+TICK_S: Final = 0.05
+SHOW_S: Final = 0.25
+BIN_NS: Final = 10_000_000
+NEARLY: Final = 0.95
+"""Share of the expected requests that must run: at any moment a few are between two of their requests."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What one go at a cell yielded. `window` None: it never became steady, `unsteady` says why."""
+
+    outcome: Outcome
+    points: list[Live]
+    window: Window | None
+    unsteady: str | None
+    before: Idle
+    after: Idle | None = None
+    gauge_error: str | None = None
+    looks: int = 1
+    launch_ns: int = 0
+    open_close_ns: tuple[int, int] = field(default=(0, 0))
+
+
+def look_times_s(suite: Suite) -> list[float]:
+    """The window's possible ends, fixed before it opens: one for a fixed time, else LOOKS of them, geometrically from
+    the shortest to the longest time."""
+    if suite.precision is None or suite.min_time_s >= suite.time_s:
+        return [suite.time_s]
+    step = (suite.time_s / suite.min_time_s) ** (1 / (LOOKS - 1))
+    return [suite.min_time_s * step**i for i in range(LOOKS - 1)] + [suite.time_s]
+
+
+def work(session: Session, planned: PlannedCell, row: Row) -> None:
+    """Measures the cell and settles it in the record; a failure becomes its status. Raises Stopped and Budget."""
+    cell = session.cell(planned.id)
+    session.order += 1
+    cell.order, cell.started = session.order, now_iso()
+    measured = None
+    for attempt in range(2):
+        measured = _once(session, planned, row)
+        figures.settle_decode(session, planned, cell, measured, row)
+        if attempt == 0 and _dirty(cell, planned):
+            session.say(f"{planned.label} x {planned.concurrency} was contaminated: once more")
+            rate = cell.decode.total_tok_s.value if cell.decode else None
+            cell.attempts.append(Attempt(started=cell.started, reason="contaminated", total_tok_s=rate))
+            session.store.write_samples(cell.id, measured.outcome.samples, attempt=1)
+            cell.started = now_iso()
+            continue
+        break
+    assert measured is not None
+    cell.finished = now_iso()
+    cell.samples = session.store.write_samples(cell.id, measured.outcome.samples)
+    session.settle(cell)
+
+
+def _dirty(cell: Cell, planned: PlannedCell) -> bool:
+    running = cell.decode.active_server_mean if cell.decode else None
+    return running is not None and contaminated(running, planned.concurrency)
+
+
+def _once(session: Session, planned: PlannedCell, row: Row) -> Measured:
+    suite = session.options.suite
+    session.afford(planned.concurrency * row.tokens, planned.concurrency * planned.max_output)
+    before = ensure_idle(session, planned)
+    job = session.job(planned.id, "closed", _streams(session, planned, row), _request_budget(session, planned, row))
+    every_s = interval_s(suite.time_s)
+    with Poller(session.target.adapter, every_s) as poller:
+        launch_ns = time.monotonic_ns()
+        session.pool.start(job)
+        go = _Go(session, planned, poller)
+        try:
+            unsteady = go.steady()
+            window = None if unsteady else go.window(launch_ns)
+        except Stopped:
+            hang_up(session, session.pool.stop())
+            raise
+        outcome = session.pool.stop()
+    session.spend(outcome.samples)
+    hang_up(session, outcome)
+    after = ensure_idle(session, planned)
+    close = (window.open_ns, window.close_ns) if window else (0, 0)
+    return Measured(
+        outcome, poller.points, window, unsteady or go.broke, before, after, poller.error,
+        len(window.looks_s) if window else 1, launch_ns, close,
+    )  # fmt: skip
+
+
+def _streams(session: Session, planned: PlannedCell, row: Row) -> list[Stream]:
+    n, most = planned.concurrency, planned.max_output
+    firsts = sends.first_lengths(n, most, session.options.seed + n)
+    prompts = row.prompts[:1] * n if session.options.suite.prompts == "shared" else row.prompts[:n]
+    return [
+        sends.stream(session.shape, content_of(prompt), most, first)
+        for prompt, first in zip(prompts, firsts, strict=True)
+    ]
+
+
+def _request_budget(session: Session, planned: PlannedCell, row: Row) -> int | None:
+    """How many requests the cell may send before `--max-tokens-total` would be exceeded; None without that limit."""
+    most = session.options.max_tokens_total
+    if most is None:
+        return None
+    left = most - session.spent_prompt - session.spent_output
+    return max(planned.concurrency, left // (row.tokens + planned.max_output))
+
+
+class _Go:
+    """One running job, watched by the conductor."""
+
+    def __init__(self, session: Session, planned: PlannedCell, poller: Poller) -> None:
+        self.broke: str | None = None
+        self._session = session
+        self._planned = planned
+        self._poller = poller
+        self._shown = 0.0
+        self._last: tuple[int, int] | None = None
+
+    def steady(self) -> str | None:
+        """Waits until the load is steady; None then, else why it is not. Raises Stopped."""
+        limit_s = self._session.options.steady_s
+        begun = time.monotonic()
+        while True:
+            self._session.check()
+            status = self._session.pool.status()
+            if status.error or status.ended:
+                self.broke = status.error or "the load ended before the window opened"
+                return self.broke
+            missing = self._missing(status)
+            if missing is None:
+                return None
+            waited_s = time.monotonic() - begun
+            if waited_s > limit_s:
+                return f"not steady after {limit_s:.0f} s: {missing}"
+            self._show(f"launching {self._name()}", missing, limit_s - waited_s)
+            time.sleep(TICK_S)
+
+    def _missing(self, status: Status) -> str | None:
+        """What is not yet so in a steady state (DESIGN, "The window"); None if it is one."""
+        asked = self._planned.concurrency
+        limit = self._session.limits.max_running or asked
+        expected = min(asked, limit)
+        live = self._poller.latest
+        running = live.running if live else None
+        waiting = (live.waiting if live else None) or 0.0
+        if running and waiting and running + waiting >= math.floor(NEARLY * asked):
+            expected = min(expected, int(running))
+        if status.started < expected:
+            return f"{status.started} of {expected} streams have their first token"
+        if running is None:
+            return None
+        if running < math.floor(NEARLY * expected):
+            return f"the server runs {running:g} of {expected} requests"
+        if asked > limit and running + waiting < math.floor(NEARLY * asked):
+            return f"the server runs {running:g} and {waiting:g} wait, of {asked}"
+        return None
+
+    def window(self, launch_ns: int) -> Window | None:
+        """Opens the window now, and closes it at one of the times fixed beforehand; None if the load broke."""
+        suite = self._session.options.suite
+        looks = look_times_s(suite)
+        opened, open_ns = now_iso(), time.monotonic_ns()
+        ended_by = "fixed time" if len(looks) == 1 else "longest time"
+        for index, at_s in enumerate(looks):
+            close_ns = open_ns + round(at_s * 1e9)
+            if not self._until(close_ns, looks[-1], open_ns):
+                return None
+            if index < len(looks) - 1 and self._precise_enough(open_ns, close_ns, index, len(looks)):
+                ended_by = f"precision of {suite.precision:.2%} reached"
+                break
+        return Window(
+            opened=opened, open_ns=open_ns, close_ns=close_ns, length_s=(close_ns - open_ns) / 1e9, ended_by=ended_by,
+            looks_s=looks, steady_after_s=(open_ns - launch_ns) / 1e9,
+        )  # fmt: skip
+
+    def _until(self, close_ns: int, longest_s: float, open_ns: int) -> bool:
+        """Waits until `close_ns`; False if the load broke. Raises Stopped."""
+        while (left_s := (close_ns - time.monotonic_ns()) / 1e9) > 0:
+            self._session.check()
+            status = self._session.pool.status()
+            if status.error or status.ended:
+                self.broke = status.error or "the load ended inside the window"
+                return False
+            so_far_s = (time.monotonic_ns() - open_ns) / 1e9
+            self._show(f"measuring {self._name()}: {so_far_s:.0f} of {longest_s:.0f} s", None, None)
+            time.sleep(min(TICK_S, left_s))
+        return True
+
+    def _precise_enough(self, open_ns: int, close_ns: int, index: int, looks: int) -> bool:
+        precision = self._session.options.suite.precision
+        assert precision is not None
+        counts = self._session.pool.look(BIN_NS)
+        first = math.ceil((open_ns - counts.t0_ns) / counts.bin_ns)
+        last = (close_ns - counts.t0_ns) // counts.bin_ns
+        return early_end(counts.counts[first:last], counts.bin_ns / 1e9, precision, index, looks)
+
+    def _name(self) -> str:
+        return f"{self._planned.label} x {self._planned.concurrency}"
+
+    def _show(self, text: str, missing: str | None, until_s: float | None) -> None:
+        now = time.monotonic()
+        if now - self._shown < SHOW_S:
+            return
+        status, live = self._session.pool.status(), self._poller.latest
+        rate = None
+        if self._last is not None and status.t_ns > self._last[0]:
+            rate = (status.events - self._last[1]) / ((status.t_ns - self._last[0]) / 1e9)
+        self._shown, self._last = now, (status.t_ns, status.events)
+        self._session.doing(text, self._planned, missing, until_s)
+        self._session.listener(
+            Gauges(
+                self._planned.id,
+                live.running if live else None,
+                live.waiting if live else None,
+                live.kv_use if live else None,
+                status.in_flight,
+                self._planned.concurrency,
+                rate,
+                self._session.machine_now(),
+            )
+        )

@@ -1,0 +1,193 @@
+"""Who the server is and what it stands on, as the record's facts: each with where it came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from flatout import record as rec
+from flatout.host.hardware import hardware_from
+from flatout.host.local import ProcessInfo, is_local, listening_process
+from flatout.host.machine import Machine, describe
+from flatout.plan import Limits
+from flatout.run.options import Options
+from flatout.target.base import Fact, Identity, Room
+from flatout.target.detect import Target
+from flatout.target.endpoint import parse_address
+from flatout.target.probe import Capabilities
+
+_GB: Final = 1e9
+
+
+def fact(made: Fact[Any], redact: Any = None) -> rec.Fact:
+    """A fact of the target room as one of the record, redacted if a redactor's method is given."""
+    value = made.value
+    if redact is not None and isinstance(value, str):
+        value = redact(value)
+    return rec.Fact(value=value, source=made.source, reason=made.reason)
+
+
+def on_host(value: Any, reason: str | None = None) -> rec.Fact:
+    """A value read on this machine, or why it is missing."""
+    if value is None:
+        return rec.Fact(reason=reason or "this system does not say")
+    return rec.Fact(value=value, source="host")
+
+
+def server_process(url: str) -> ProcessInfo | None:
+    """The server's process where it is on this machine and ours to read."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    if not parts.hostname or not is_local(parts.hostname):
+        return None
+    return listening_process(port).process
+
+
+def engine_facts(target: Target, identity: Identity) -> rec.Engine:
+    redactor = target.redactor
+    return rec.Engine(
+        name=fact(identity.engine, redactor.text),
+        version=fact(identity.version),
+        commit=fact(identity.commit),
+        build=fact(identity.build, redactor.text),
+        backend=fact(identity.backend, redactor.text),
+        repository=fact(identity.repository, redactor.text),
+        adapter=target.adapter.name,
+        adapter_verified=target.adapter.verified,
+        launch_command=fact(identity.launch_command, redactor.command),
+        speculative_method=fact(identity.speculative_method, redactor.text),
+        draft_model=fact(identity.draft_model, redactor.text),
+        draft_length=fact(identity.draft_length),
+    )
+
+
+def model_facts(target: Target, identity: Identity) -> rec.ServedModel:
+    redact = target.redactor.text
+    return rec.ServedModel(
+        id=fact(identity.model_id, redact),
+        served_as=rec.Fact(value=redact(target.model), source="server"),
+        revision=fact(identity.revision, redact),
+        quantization=fact(identity.quantization, redact),
+        dtype=fact(identity.dtype, redact),
+    )
+
+
+def room_facts(target: Target, options: Options) -> rec.ServerRoom:
+    """The server's limits; what the user typed wins over what the server says, and is named as typed."""
+    room: Room = target.adapter.room()
+
+    def typed_or(typed: int | None, told: Fact[int]) -> rec.Fact:
+        return fact(told) if typed is None else rec.Fact(value=typed, source="typed")
+
+    return rec.ServerRoom(
+        model_length=typed_or(options.model_length, room.model_length),
+        kv_tokens=typed_or(options.kv_tokens, room.kv_tokens),
+        max_running=typed_or(options.max_running, room.max_running),
+    )
+
+
+def limits_of(room: rec.ServerRoom) -> Limits:
+    def number(told: rec.Fact) -> int | None:
+        return int(told.value) if isinstance(told.value, int | float) else None
+
+    return Limits(number(room.model_length), number(room.kv_tokens), number(room.max_running))
+
+
+def protocol(target: Target, capabilities: Capabilities, options: Options) -> rec.Protocol:
+    """How requests are made. What the user adds by hand is redacted by structure."""
+    redactor, address = target.redactor, target.address
+    sampling = redactor.tree(json.loads(options.extra_body))
+    if options.temperature is not None:
+        sampling = {"temperature": options.temperature, **sampling}
+    return rec.Protocol(
+        url=redactor.url(address.url),
+        api=capabilities.api,
+        api_reason="asked for" if options.api != "auto" else None,
+        fields=dict(capabilities.fields),
+        dropped=[(name, redactor.text(words)) for name, words in capabilities.dropped],
+        ignored=[(name, redactor.text(words)) for name, words in capabilities.ignored],
+        max_tokens_field=capabilities.max_tokens_field,
+        reports=asdict(capabilities.reports),
+        template_tokens=capabilities.template_tokens,
+        sampling=sampling or {"note": "the server's defaults"},
+        timeouts_s={
+            "connect": options.timeouts.connect_s,
+            "first_token": options.timeouts.first_byte_s,
+            "idle": options.timeouts.idle_s,
+            "total": options.timeouts.total_s,
+        },
+        tls=address.scheme == "https",
+        proxy=address.proxy is not None,
+    )
+
+
+def machine_facts(machine: Machine | None = None) -> dict[str, rec.Fact]:
+    """This machine as facts."""
+    found = machine or describe()
+    why = found.missing
+    facts = {
+        "type": rec.Fact(value=found.kind, source="host", reason=found.kind_reason),
+        "cpu": on_host(found.cpu_model, why.get("cpu_model")),
+        "physical_cores": on_host(found.physical_cores, why.get("physical_cores")),
+        "logical_cores": on_host(found.logical_cores),
+        "usable_cores": on_host(found.usable_cores),
+        "ram_gb": on_host(round(found.ram_bytes / _GB, 1) if found.ram_bytes else None),
+        "os": on_host(found.os, why.get("os")),
+        "kernel": on_host(found.kernel, why.get("kernel")),
+        "architecture": on_host(found.architecture),
+        "python": on_host(found.python),
+    }
+    if found.ram_limit_bytes is not None:
+        facts["ram_limit_gb"] = on_host(round(found.ram_limit_bytes / _GB, 1))
+    for name, value in (("container", found.container), ("virtualisation", found.virtualisation)):
+        if value:
+            facts[name] = on_host(value)
+    if found.wsl:
+        facts["wsl"] = on_host(True)
+    facts |= _gpu_facts(found)
+    return facts
+
+
+def _gpu_facts(found: Machine) -> dict[str, rec.Fact]:
+    if not found.gpus:
+        return {"gpu": rec.Fact(reason=found.missing.get("gpus") or "no GPU was found")}
+    facts: dict[str, rec.Fact] = {}
+    for i, gpu in enumerate(found.gpus):
+        end = "" if i == 0 else f"_{i + 1}"
+        facts[f"gpu{end}"] = on_host(gpu.model)
+        facts[f"gpu_count{end}"] = on_host(gpu.count)
+        facts[f"gpu_memory_gb{end}"] = on_host(
+            round(gpu.memory_bytes / _GB, 1) if gpu.memory_bytes else None, "shared with the machine"
+        )
+        facts[f"gpu_driver{end}"] = on_host(gpu.driver)
+        facts[f"gpu_power_limit_w{end}"] = on_host(gpu.power_limit_w)
+    return facts
+
+
+def hardware(target: Target, options: Options) -> rec.Hardware:
+    """The server's hardware: as typed, else this machine's where the server is on it, else only the client's."""
+    if options.hardware is not None:
+        spec = {k: v for k, v in asdict(hardware_from(options.hardware)).items() if v is not None}
+        redact = target.redactor.text
+        facts = {k: rec.Fact(value=redact(v) if isinstance(v, str) else v, source="typed") for k, v in spec.items()}
+        return rec.Hardware(describes="server, as typed", facts=facts)
+    if is_local(target.address.host) and target.address.proxy is None:
+        return rec.Hardware(describes="server", facts=machine_facts())
+    return rec.Hardware(describes="client only", facts=machine_facts())
+
+
+def check_hardware(text: str | None) -> None:
+    """Raises HardwareError now rather than after a server was started."""
+    if text is not None:
+        hardware_from(text)
+
+
+def check_url(url: str | None) -> None:
+    """Raises TargetError for what is no URL, before anything is started."""
+    if url is not None:
+        parse_address(url)

@@ -1,0 +1,140 @@
+"""Isolation: what is left over is cancelled, and no cell starts before the server is idle."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from flatout.load.samples import OK, Samples
+from flatout.run import sends
+from flatout.run.once import once
+from flatout.run.session import Baseline, Stopped
+from flatout.target.base import Live
+
+if TYPE_CHECKING:
+    from flatout.plan import PlannedCell
+    from flatout.run.session import Session
+
+LOOK_S: Final = 0.1
+PROBE_TOKENS: Final = 16
+PROBE_TTFT_FACTOR: Final = 2.0
+PROBE_TTFT_SPARE_MS: Final = 20.0
+PROBE_TPOT_FACTOR: Final = 1.3
+
+
+@dataclass(frozen=True, slots=True)
+class Idle:
+    """`idle`: True or False where it could be told, None where nothing tells. `how`: gauges, probe, or not checked.
+
+    `live`: the gauges and counters at that moment, for the counters' difference over a cell.
+    """
+
+    idle: bool | None
+    how: str
+    waited_s: float
+    note: str | None = None
+    live: Live | None = None
+
+
+def ensure_idle(session: Session, cell: PlannedCell | None = None) -> Idle:
+    """Waits (at most `drain_s`) until the server runs nothing and nothing waits; by gauges, else by a probe.
+
+    Raises Stopped if the user stops meanwhile.
+    """
+    if not session.options.drain:
+        return Idle(None, "not checked", 0.0, "draining is switched off", session.live())
+    if session.target.adapter.has_gauges:
+        return _by_gauges(session, cell)
+    return _by_probe(session, cell)
+
+
+def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
+    begun = time.monotonic()
+    limit_s = session.options.drain_s
+    last: Live | None = None
+    told = False
+    while True:
+        waited_s = time.monotonic() - begun
+        last = session.live() or last
+        if last is not None and last.running is not None and not last.running and not last.waiting:
+            return Idle(True, "gauges", waited_s, None, last)
+        if waited_s >= limit_s:
+            break
+        if waited_s > 1.0 and not told:
+            running = "?" if last is None or last.running is None else f"{last.running:g}"
+            session.doing("draining", cell, f"the server to become idle (it runs {running})", limit_s)
+            told = True
+        if session.control.stopping:
+            raise Stopped
+        session.control.sleep(LOOK_S)
+    if last is None or last.running is None:
+        return Idle(None, "gauges", waited_s, "the server's gauges did not answer", last)
+    waiting = f", {last.waiting:g} wait" if last.waiting else ""
+    note = f"after {waited_s:.0f} s the server still runs {last.running:g} requests{waiting} that are not ours"
+    return Idle(False, "gauges", waited_s, note, last)
+
+
+def measure_baseline(session: Session) -> Baseline | None:
+    """The unloaded server's answer to three small requests (medians), for servers that have no gauges.
+
+    None if none of them succeeded, or the server lies idle by its gauges anyway.
+    """
+    ttfts, tpots = [], []
+    for _ in range(3):
+        answer = _probe_once(session)
+        if answer is not None:
+            ttfts.append(answer.ttft_ms)
+            if answer.tpot_ms is not None:
+                tpots.append(answer.tpot_ms)
+    if not ttfts:
+        return None
+    return Baseline(statistics.median(ttfts), statistics.median(tpots) if tpots else None)
+
+
+def _by_probe(session: Session, cell: PlannedCell | None) -> Idle:
+    """Proves idleness with a small request held against its unloaded speed, again until it fits or time is up."""
+    baseline = session.baseline
+    if baseline is None:
+        return Idle(None, "not checked", 0.0, "the server has no gauges and its unloaded speed is not known")
+    begun = time.monotonic()
+    pause_s = 0.2
+    while True:
+        answer = _probe_once(session)
+        waited_s = time.monotonic() - begun
+        if answer is not None and _as_unloaded(answer, baseline):
+            return Idle(True, "probe", waited_s)
+        if waited_s >= session.options.drain_s:
+            break
+        session.doing("draining", cell, "a probe request to be as fast as on the idle server", session.options.drain_s)
+        session.check()
+        session.control.sleep(pause_s)
+        pause_s = min(5.0, pause_s * 2)
+    seen = "did not succeed" if answer is None else f"took {answer.ttft_ms:,.0f} ms to its first token"
+    note = f"after {waited_s:.0f} s a probe request {seen}; on the idle server it took {baseline.ttft_ms:,.0f} ms"
+    return Idle(False, "probe", waited_s, note)
+
+
+def _as_unloaded(answer: Baseline, baseline: Baseline) -> bool:
+    if answer.ttft_ms > PROBE_TTFT_FACTOR * baseline.ttft_ms + PROBE_TTFT_SPARE_MS:
+        return False
+    if answer.tpot_ms is None or baseline.tpot_ms is None:
+        return True
+    return answer.tpot_ms <= PROBE_TPOT_FACTOR * baseline.tpot_ms + 1.0
+
+
+def _probe_once(session: Session) -> Baseline | None:
+    prompt = session.prompter.small()
+    session.afford(64, PROBE_TOKENS)
+    samples = once(session, "probe", [sends.stream(session.shape, prompt, PROBE_TOKENS)]).samples
+    return answer_of(samples)
+
+
+def answer_of(samples: Samples) -> Baseline | None:
+    """TTFT and the mean time per arrival after the first, of a job of one request; None if it failed."""
+    if samples.requests != 1 or samples.outcome[0] != OK or samples.first_token_ns[0] < 0:
+        return None
+    times = samples.t_ns[samples.arrivals_of(0)]
+    tpot_ms = float(times[-1] - times[0]) / 1e6 / (len(times) - 1) if len(times) > 1 else None
+    return Baseline(float(samples.first_token_ns[0] - samples.send_ns[0]) / 1e6, tpot_ms)

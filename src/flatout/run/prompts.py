@@ -1,0 +1,95 @@
+"""Prompts of exact length for this server: counts by the best means it has, and sends siblings where it has none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from flatout.prompt import Prompt, PromptBook
+from flatout.run.sends import Content
+from flatout.target.base import Adapter, TargetError
+from flatout.target.probe import Capabilities
+
+SMALL_TOKENS: Final = 48
+
+
+def content_of(prompt: Prompt) -> Content:
+    """What goes into the request: the text, or the token ids."""
+    if prompt.token_ids is not None:
+        return prompt.token_ids
+    assert prompt.text is not None
+    return prompt.text
+
+
+class Prompter:
+    """Makes prompts; remembers which way of counting works. `send_count(text)` sends a request of one token and
+    returns the server's prompt count, for servers without a tokenizer call."""
+
+    def __init__(
+        self,
+        book: PromptBook,
+        adapter: Adapter,
+        capabilities: Capabilities,
+        send_count: Callable[[str], int | None],
+    ) -> None:
+        self.book = book
+        self.how: str | None = None
+        self.hashes: dict[str, str] = {}
+        self.inexact: list[str] = []
+        self._adapter = adapter
+        self._capabilities = capabilities
+        self._send_count = send_count
+        self._fitted: dict[int, Prompt] = {}
+        self._count = self._counter()
+
+    def make(self, key: str, tokens: int) -> Prompt:
+        """A prompt of `tokens` tokens (the template's included) that was never sent. Raises TargetError, Stopped."""
+        prompt = self._ids(key, tokens) or self._counted(key, tokens) or self._sent(key, tokens)
+        self.hashes[key] = prompt.sha256
+        if prompt.exact is False and key not in self.inexact:
+            self.inexact.append(key)
+        return prompt
+
+    def small(self) -> Content:
+        """A short new prompt for probes, about SMALL_TOKENS tokens long, uncounted."""
+        return content_of(self.book.counted_prompt("small", SMALL_TOKENS, lambda _: None))
+
+    def _counter(self) -> Callable[[str], int | None] | None:
+        """The cheapest exact counter that the server has, tried once; None if it has none."""
+        text = "How many tokens are these few words?"
+        try:
+            if self._capabilities.api == "chat" and self._adapter.count_chat_tokens(text) is not None:
+                return self._adapter.count_chat_tokens
+            extra = self._capabilities.template_tokens
+            if extra is not None and self._adapter.count_tokens(text) is not None:
+                return lambda t: None if (n := self._adapter.count_tokens(t)) is None else n + extra
+        except TargetError:
+            return None
+        return None
+
+    def _ids(self, key: str, tokens: int) -> Prompt | None:
+        if self._capabilities.api != "completions" or not self._capabilities.token_prompts:
+            return None
+        try:
+            prompt = self.book.ids_prompt(key, tokens, self._adapter.tokenize)
+        except (ValueError, TargetError):
+            return None
+        self.how = "token ids"
+        return prompt
+
+    def _counted(self, key: str, tokens: int) -> Prompt | None:
+        if self._count is None:
+            return None
+        prompt = self.book.counted_prompt(key, tokens, self._count)
+        if prompt.counted_tokens is None:
+            return None
+        self.how = "the server's tokenizer call"
+        return prompt
+
+    def _sent(self, key: str, tokens: int) -> Prompt:
+        """Fitted on siblings that are sent (three at most a length); later prompts of that length are siblings too."""
+        self.how = "usage of sibling prompts"
+        if tokens not in self._fitted:
+            self._fitted[tokens] = self.book.sent_prompt(key, tokens, self._send_count)
+            return self._fitted[tokens]
+        return self.book.sibling(self._fitted[tokens])

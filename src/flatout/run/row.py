@@ -1,0 +1,178 @@
+"""One context length: its prompts are made, sent cold (each alone: the prefill figure), warmed, and used by the row."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from flatout.load.samples import Samples, merge
+from flatout.plan import PlannedCell
+from flatout.prompt import SHARED_HEAD_WORDS, Prompt
+from flatout.record import Cell
+from flatout.run import figures
+from flatout.run.answers import answered, error_of, ttft_ms
+from flatout.run.idle import ensure_idle
+from flatout.run.once import send_alone
+from flatout.run.session import Session
+from flatout.run.store import now_iso
+
+MAX_WARM_SENDS: Final = 3
+REDO_COLD: Final = 3
+CACHED_SHARE: Final = 0.5
+"""A context counts as cached once the server says so of over half of it (blocks and checkpoints leave a rest)."""
+FASTER_SHARE: Final = 0.5
+"""Where nothing reports cached tokens: a context counts as cached once its TTFT is below half of the cold one."""
+
+
+@dataclass(slots=True)
+class Row:
+    """What a context length's cells share. `cold`: one request each, in order of `prompts` and what came before.
+
+    `cached_tokens`: what the server had in its cache when a context was sent again (None: it does not tell).
+    `warm`: whether the contexts are known to be cached.
+    """
+
+    tokens: int
+    prompts: list[Prompt] = field(default_factory=list)
+    cold: list[Samples] = field(default_factory=list)
+    cold_ttft_ms: float | None = None
+    cached_tokens: int | None = None
+    warm: bool | None = None
+    error: str | None = None
+
+
+def streams_needed(cells: Sequence[PlannedCell], shared: bool) -> int:
+    """Own contexts that the row's measured decode cells need."""
+    most = max((c.concurrency for c in cells if c.phase == "decode" and c.verdict == "measure"), default=0)
+    return min(most, 1) if shared else most
+
+
+def prepare(session: Session, cells: Sequence[PlannedCell]) -> Row:
+    """Makes the row's prompts and sends each of them cold, alone on the server; settles the row's prefill cell.
+
+    Raises Stopped, Budget, and LoadError from the pool.
+    """
+    suite = session.options.suite
+    prefill = next((c for c in cells if c.phase == "prefill" and c.verdict == "measure"), None)
+    tokens = cells[0].context_tokens
+    assert tokens is not None
+    row = Row(tokens)
+    contexts = streams_needed(cells, suite.prompts == "shared")
+    extra = max(0, suite.prefill_samples - contexts) if prefill else 0
+    idle = ensure_idle(session, prefill)
+    started, checks = now_iso(), []
+    t_open = time.monotonic_ns()
+    redo = REDO_COLD if prefill else 0
+    todo = [f"x/{tokens}/{i}" for i in range(extra)] + [f"c/{tokens}/{i}" for i in range(contexts)]
+    while todo:
+        key = todo.pop(0)
+        session.doing(
+            f"prefill {cells[0].label}: cold prompt {len(row.cold) + 1} of {len(row.cold) + len(todo) + 1}", prefill
+        )
+        session.check()
+        session.afford(tokens, 1)
+        prompt = session.prompter.make(key, tokens)
+        outcome = send_alone(session, f"cold {key}", prompt)
+        checks += outcome.checks
+        row.cold.append(outcome.samples)
+        if not answered(outcome.samples):
+            row.error = outcome.error or error_of(outcome.samples)
+            break
+        if key.startswith("c/"):
+            row.prompts.append(_with_count(prompt, outcome.samples))
+        elif _too_warm(session, outcome.samples) and redo:
+            redo -= 1
+            todo.insert(0, f"x/{tokens}/{extra + REDO_COLD - redo}")
+    row.cold_ttft_ms = _median_ttft_ms(row.cold)
+    if prefill is not None:
+        cell = session.cell(prefill.id)
+        telemetry = session.sampler.window(t_open, time.monotonic_ns())
+        figures.settle_prefill(session, cell, merge(row.cold), checks, telemetry, row.error, head_tokens(session))
+        if idle.idle is False and idle.note:
+            figures.add_flag(cell, "contaminated", idle.note)
+        _close(session, cell, started, row)
+    return row
+
+
+def _close(session: Session, cell: Cell, started: str, row: Row) -> None:
+    session.order += 1
+    cell.order, cell.started, cell.finished = session.order, started, now_iso()
+    cell.samples = session.store.write_samples(cell.id, merge(row.cold))
+    session.settle(cell)
+
+
+def head_tokens(session: Session) -> int:
+    """Tokens that every prompt begins with: the template's, and words that two heads may share by chance."""
+    return (session.capabilities.template_tokens or 0) + SHARED_HEAD_WORDS
+
+
+def _too_warm(session: Session, samples: Samples) -> bool:
+    return int(samples.cached_tokens[0]) > head_tokens(session) + figures.BLOCK_TOKENS
+
+
+def _with_count(prompt: Prompt, samples: Samples) -> Prompt:
+    counted = int(samples.prompt_tokens[0])
+    return prompt.with_usage(counted) if counted > 0 else prompt
+
+
+def _median_ttft_ms(cold: Sequence[Samples]) -> float | None:
+    times = [ttft_ms(s) for s in cold if answered(s)]
+    return float(np.median(times)) if times else None
+
+
+def warm(session: Session, row: Row, cell: PlannedCell) -> None:
+    """Sends the row's contexts again until they are cached; how many sends that takes is learned on the run's first.
+
+    At most three sends a context, the cold one counted (some hybrids cache only at the second or third).
+    """
+    if not row.prompts or row.error:
+        return
+    if session.warm_sends is None:
+        session.doing(f"warming {cell.label}: how many sends until it is cached", cell)
+        session.warm_sends = _learn(session, row)
+        rest = row.prompts[1:]
+    else:
+        rest = row.prompts
+    for i, prompt in enumerate(rest):
+        for _ in range(session.warm_sends - 1):
+            session.doing(
+                f"warming {cell.label}: context {len(row.prompts) - len(rest) + i + 1} of {len(row.prompts)}", cell
+            )
+            session.check()
+            session.afford(row.tokens, 1)
+            _note_cached(row, send_alone(session, f"warm {row.tokens}/{i}", prompt).samples)
+
+
+def _learn(session: Session, row: Row) -> int:
+    """Sends after which a context is cached: found when the next one after it is. MAX_WARM_SENDS if it never is."""
+    for sent in range(1, MAX_WARM_SENDS):
+        session.check()
+        session.afford(row.tokens, 1)
+        samples = send_alone(session, f"warm {row.tokens}/0", row.prompts[0]).samples
+        if _note_cached(row, samples):
+            return sent
+    if row.warm is False:
+        session.warn(
+            "a context that was sent three times is still not in the server's prefix cache, so each request computes "
+            "its prompt anew: is the cache switched off, or too small?"
+        )
+    return MAX_WARM_SENDS
+
+
+def _note_cached(row: Row, samples: Samples) -> bool:
+    """Takes down whether this answer came from the cache: by its count, else by its TTFT. True if it did."""
+    if not answered(samples):
+        return False
+    cached, prompt = int(samples.cached_tokens[0]), int(samples.prompt_tokens[0])
+    if cached >= 0:
+        row.warm = cached >= CACHED_SHARE * max(prompt, 1)
+        row.cached_tokens = max(row.cached_tokens or 0, cached) if row.warm else row.cached_tokens
+        return row.warm
+    if row.cold_ttft_ms is not None and ttft_ms(samples) < FASTER_SHARE * row.cold_ttft_ms:
+        row.warm = True
+        return True
+    return False

@@ -1,0 +1,160 @@
+"""What one run holds while it goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flatout.host.telemetry import Sampler
+from flatout.load.job import Job, Stream
+from flatout.load.process import LoadPool
+from flatout.load.samples import Samples
+from flatout.plan import Limits, PlannedCell
+from flatout.record import Cell, Record
+from flatout.run import sends
+from flatout.run.events import CellDone, Control, Doing, Listener, Note
+from flatout.run.options import Options
+from flatout.run.prompts import Prompter
+from flatout.run.store import Store
+from flatout.target.base import Live, TargetError
+from flatout.target.detect import Target
+from flatout.target.openai import Shape
+from flatout.target.probe import Capabilities
+
+
+class Stopped(Exception):
+    """The user ended the run, or skipped the cell (`skip` true); what was measured so far stands."""
+
+    def __init__(self, skip: bool = False) -> None:
+        super().__init__("skipped by the user" if skip else "stopped")
+        self.skip = skip
+
+
+class Budget(Exception):
+    """`--max-tokens-total` would be exceeded."""
+
+
+@dataclass(slots=True)
+class Baseline:
+    """An unloaded server's answer to one small request: what a probe for idleness is held against. Milliseconds."""
+
+    ttft_ms: float
+    tpot_ms: float | None
+
+
+@dataclass(slots=True)
+class Session:
+    """The parts of a running run, made by `run.begin`. `warm_sends`: sends after which a context is cached, learned."""
+
+    options: Options
+    target: Target
+    capabilities: Capabilities
+    shape: Shape
+    limits: Limits
+    pool: LoadPool
+    prompter: Prompter
+    sampler: Sampler
+    planned: list[PlannedCell]
+    record: Record
+    store: Store
+    listener: Listener
+    control: Control
+    nonce: str
+    recounter: Callable[[str], int] | None = None
+    baseline: Baseline | None = None
+    warm_sends: int | None = None
+    spent_prompt: int = 0
+    spent_output: int = 0
+    jobs: int = 0
+    order: int = 0
+    started_ns: int = field(default_factory=time.monotonic_ns)
+
+    def say(self, text: str, level: str = "info") -> None:
+        self.listener(Note(text, level))
+
+    def warn(self, text: str) -> None:
+        """A warning that belongs into the record too."""
+        text = self.target.redactor.text(text)
+        if text not in self.record.warnings:
+            self.record.warnings.append(text)
+            self.say(text, "warning")
+
+    def doing(
+        self, text: str, cell: PlannedCell | None = None, wait_for: str | None = None, until_s: float | None = None
+    ) -> None:
+        share, left_s = self.progress()
+        self.listener(Doing(text, cell.id if cell else None, wait_for, until_s, share, left_s))
+
+    def progress(self) -> tuple[float, float | None]:
+        """Share of the cells that have their status, and the seconds left at the pace so far (None at the start)."""
+        measured = [c for c in self.planned if c.verdict == "measure"]
+        if not measured:
+            return 1.0, 0.0
+        statuses = {c.id: c for c in self.record.cells}
+        done = sum(1 for c in measured if statuses[c.id].finished is not None)
+        spent_s = (time.monotonic_ns() - self.started_ns) / 1e9
+        left_s = spent_s / done * (len(measured) - done) if done else None
+        return done / len(measured), left_s
+
+    def cell(self, cell_id: str) -> Cell:
+        return next(c for c in self.record.cells if c.id == cell_id)
+
+    def settle(self, cell: Cell) -> None:
+        """Writes the record with this cell's result, and tells the listener."""
+        self.store.write_record(self.record)
+        self.listener(CellDone(cell))
+
+    def live(self) -> Live | None:
+        """The server's gauges now, or None where it has none or does not answer this once."""
+        try:
+            return self.target.adapter.live()
+        except TargetError:
+            return None
+
+    def machine_now(self) -> dict[str, float | None]:
+        """The machine over the last two seconds, by name with unit."""
+        from flatout.run.figures import machine_stats
+
+        now_ns = time.monotonic_ns()
+        return {name: s.mean for name, s in machine_stats(self.sampler.window(now_ns - 2_000_000_000, now_ns)).items()}
+
+    def check(self) -> None:
+        """Raises Stopped if the user asked for it."""
+        if self.control.stopping:
+            raise Stopped
+        if self.control.take_skip():
+            raise Stopped(skip=True)
+
+    def afford(self, prompt_tokens: int, output_tokens: int) -> None:
+        """Raises Budget if sending this much more would exceed `--max-tokens-total`."""
+        most = self.options.max_tokens_total
+        spent = self.spent_prompt + self.spent_output
+        if most is not None and spent + prompt_tokens + output_tokens > most:
+            raise Budget(
+                f"it would take about {prompt_tokens + output_tokens:,} tokens more; {spent:,} of the {most:,} that "
+                "--max-tokens-total allows are spent"
+            )
+
+    def job(self, name: str, mode: str, streams: list[Stream], max_requests: int | None = None) -> Job:
+        """A job against this server; request ids are unique over the run."""
+        self.jobs += 1
+        return sends.job(
+            name,
+            "closed" if mode == "closed" else "once",
+            sends.endpoint(self.target.address, self.shape.api),
+            self.shape,
+            streams,
+            self.options.timeouts,
+            f"flatout-{self.nonce[:8]}-{self.jobs}-",
+            max_requests,
+        )
+
+    def spend(self, samples: Samples) -> None:
+        """Counts what the server billed for these requests (for cut ones: the prompt, and what arrived)."""
+        sent = samples.prompt_tokens[samples.prompt_tokens > 0].sum()
+        billed = samples.completion_tokens.clip(min=0)
+        arrived = samples.arrival_count
+        self.spent_prompt += int(sent)
+        self.spent_output += int(billed.sum()) + int(arrived[samples.completion_tokens < 0].sum())
+        self.record.tokens_spent = {"prompt": self.spent_prompt, "output": self.spent_output}

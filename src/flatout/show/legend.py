@@ -1,0 +1,198 @@
+"""What stands under the tables: flags and statuses in one sentence each, why cells are empty, warnings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from flatout.flags import MEASURED, Status
+from flatout.record import Cell, Distribution, Record
+from flatout.show import about, capacity, numbers
+from flatout.show.layout import HARD_SPACE, Line, line, paragraph
+from flatout.show.safe import clean
+
+LAUNCHED: Final = "TTFT is that of the first requests, launched together, where fewer than five followed in the window:"
+DETAILS: Final = 2
+"""Details of a flag and reasons of a status that stand in the short legend; the wide one has all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One term with its sentence, the cells that have it, and what was seen there (cells' names, text).
+
+    `name` is the flag's or status' own; `where` names the cells, empty where the matrix shows them well enough."""
+
+    name: str
+    term: str
+    letter: str
+    sentence: str
+    where: str
+    details: tuple[tuple[str, str], ...]
+
+
+def flags(record: Record) -> list[Entry]:
+    """Every flag that occurs, in the order of its letters; details are what was seen in each cell."""
+    entries = []
+    for name, letter in about.letters(record).items():
+        cells = [cell for cell in record.cells if any(flag.name == name for flag in cell.flags)]
+        seen = [(cell, flag.detail) for cell in cells for flag in cell.flags if flag.name == name]
+        term = clean(name, 40).replace("_", " ")
+        entries.append(Entry(name, term, letter, about.flag_sentence(name), about.cell_names(cells), grouped(seen)))
+    return entries
+
+
+def statuses(record: Record) -> list[Entry]:
+    """Every status but `valid` that occurs, in the order of the table of statuses; details are reasons and errors."""
+    order = [str(status) for status in Status if status != Status.VALID]
+    found = {cell.status for cell in record.cells} - {Status.VALID}
+    entries = []
+    for name in sorted(found, key=lambda s: (order.index(s) if s in order else len(order), s)):
+        cells = [cell for cell in record.cells if cell.status == name]
+        seen = [(cell, ": ".join(filter(None, (cell.reason, cell.error)))) for cell in cells]
+        # why a doubtful cell is doubtful stands with its flags
+        reasons = () if name == Status.DOUBTFUL else grouped(seen)
+        entries.append(
+            Entry(name, about.status_word(name), "", about.status_sentence(name), _where(name, cells), reasons)
+        )
+    return entries
+
+
+def _where(status: str, cells: Sequence[Cell]) -> str:
+    if status in (Status.DOUBTFUL, Status.OVER_CAPACITY, Status.OVER_LENGTH):
+        return ""
+    if status == Status.REQUESTS_QUEUED:
+        return ", ".join(about.cell_names([cell]) + _really_ran(cell) for cell in cells)
+    return about.cell_names(cells)
+
+
+def _really_ran(cell: Cell) -> str:
+    """How many requests really ran in a cell where some waited, if the server tells."""
+    running = cell.decode.active_server_mean if cell.decode is not None else None
+    return "" if running is None else f"{HARD_SPACE}({numbers.mean(running)}{HARD_SPACE}ran)"
+
+
+def grouped(seen: Iterable[tuple[Cell, str]]) -> tuple[tuple[str, str], ...]:
+    """Cells that say the same, together: (their names, the text), in order; empty texts are left out."""
+    groups: dict[str, list[Cell]] = {}
+    for cell, text in seen:
+        if text:
+            groups.setdefault(clean(text), []).append(cell)
+    return tuple((about.cell_names(cells), text) for text, cells in groups.items())
+
+
+def missing(record: Record) -> tuple[tuple[str, str], ...]:
+    """Why a measured cell lacks a figure of the long table: (cells, `ITL p99: too few samples`)."""
+    seen: list[tuple[Cell, str]] = []
+    for cell in record.cells:
+        if cell.status not in MEASURED:
+            continue
+        for name, which, figure in _figures(cell):
+            if getattr(figure, which) is None and which in figure.reasons:
+                seen.append((cell, f"{name} {which}: {figure.reasons[which]}"))
+        rate = _rate_reason(cell)
+        if rate:
+            seen.append((cell, rate))
+    return grouped(seen)
+
+
+def _figures(cell: Cell) -> list[tuple[str, str, Distribution]]:
+    """The percentiles that the long table shows: (name, percentile, distribution)."""
+    found = cell.decode or cell.burst
+    if found is not None:
+        each, ttft, itl = found.per_request_tok_s, found.ttft_ms, found.itl_ms
+        return [("each tok/s", "p50", each), ("TTFT", "p50", ttft), ("ITL", "p50", itl), ("ITL", "p99", itl)]
+    return [("TTFT cold", "p50", cell.prefill.ttft_ms)] if cell.prefill is not None else []
+
+
+def _rate_reason(cell: Cell) -> str | None:
+    rate = (
+        cell.decode.total_tok_s if cell.decode is not None
+        else cell.burst.end_to_end_tok_s if cell.burst is not None
+        else cell.prefill.prefill_tok_s if cell.prefill is not None
+        else None
+    )  # fmt: skip
+    if rate is None or not rate.reason or (rate.value is not None and rate.low is not None):
+        return None
+    return f"{'tok/s' if rate.value is None else '± 95 %'}: {rate.reason}"
+
+
+def launch_ttft(record: Record) -> list[Cell]:
+    """Cells whose TTFT is not that of later requests but, for want of them, that of the launch's own."""
+    return [c for c in record.cells if c.decode is not None and "launch" in (c.decode.ttft_ms.whose or "").lower()]
+
+
+def flag_lines(record: Record, width: int, *, every: bool) -> list[Line]:
+    """`a contaminated  sentence  cells`; with `every`, what was seen in each cell below it."""
+    entries = flags(record)
+    wide = max([len(entry.term) for entry in entries], default=0)
+    lines: list[Line] = []
+    for entry in entries:
+        first = line((entry.letter, "magenta"), " ", (entry.term.ljust(wide), "bold"), "  ")
+        lines += _entry_lines(entry, first, width, every=every)
+    return lines
+
+
+def status_lines(record: Record, width: int, *, every: bool) -> list[Line]:
+    """`over capacity  sentence  cells`, then the reasons: all, or where there are many, the first."""
+    entries = statuses(record)
+    wide = max([len(entry.term) for entry in entries], default=0)
+    lines: list[Line] = []
+    for entry in entries:
+        style = about.style(entry.name)
+        first = line((entry.term.ljust(wide), f"bold {style}" if style != "dim" else "bold"), "  ")
+        lines += _entry_lines(entry, first, width, every=_told_in_full(entry.name, every))
+    return lines
+
+
+def _told_in_full(status: str, every: bool) -> bool:
+    """A failure's words are always all shown; the arithmetic of cells without room never is: one stands for all."""
+    return status == Status.FAILED or (every and status not in (Status.OVER_CAPACITY, Status.OVER_LENGTH))
+
+
+def _entry_lines(entry: Entry, first: Line, width: int, *, every: bool) -> list[Line]:
+    lines = paragraph(entry.sentence, width, first=first)
+    indent = sum(len(text) for text, _ in first)
+    if indent > width // 2:
+        indent = min(2, width // 4)
+    pad = line(" " * indent)
+    details: Sequence[tuple[str, str]] = entry.details
+    if not every and len(details) > DETAILS:
+        details = ()
+    if entry.where and [names for names, _ in details] != [entry.where]:
+        lines += paragraph(entry.where, width, first=pad, style="dim")
+    for names, text in details:
+        lines += paragraph(f"{names}: {text}", width, first=pad, style="dim")
+    if not details and entry.details:
+        names, text = entry.details[0]
+        lines += paragraph(f"such as {names}: {text}", width, first=pad, style="dim")
+    return lines
+
+
+def capacity_lines(record: Record, width: int) -> list[Line]:
+    """The one-line answer for the users at once, and what its signs mean."""
+    answers = capacity.capacities(record)
+    if not answers:
+        return []
+    text = " · ".join(f"{answer.context}: {answer.text}" for answer in answers)
+    question = capacity.question(record.per_user_tok_s)
+    if len(question) + 2 + len(text) <= width:
+        lines = [line((question, "bold"), "  ", text)]
+    else:
+        lines = [*paragraph(question, width, style="bold"), *paragraph(text, width, first=line("  "))]
+    told = capacity.notes(answers)
+    return lines + (paragraph("; ".join(told), width, first=line("  "), style="dim") if told else [])
+
+
+def warning_lines(warnings: Sequence[str], width: int) -> list[Line]:
+    lines: list[Line] = []
+    for warning in warnings:
+        lines += paragraph(clean(warning, 1000), width, first=line(("! ", "yellow")))
+    return lines
+
+
+def missing_lines(reasons: Sequence[tuple[str, str]], width: int) -> list[Line]:
+    lines: list[Line] = []
+    for names, text in reasons:
+        lines += paragraph(f"{text} ({names})", width, indent=2)
+    return lines

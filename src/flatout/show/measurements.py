@@ -1,0 +1,213 @@
+"""All measurements in one long table, and everything else that a published page tells: machine, engine, run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from flatout.record import Cell, Fact, Rate, Record
+from flatout.show import about, numbers
+from flatout.show.layout import Box, Column, Line, box, grid, line, paragraph
+from flatout.show.safe import clean
+
+HEAD = (
+    ("", "phase"),
+    ("", "context"),
+    ("at", "once"),
+    ("", "status"),
+    ("total", "tok/s"),
+    ("", "± 95 %"),
+    ("each", "tok/s"),
+    ("TTFT", "p50 ms"),
+    ("ITL", "p50 ms"),
+    ("ITL", "p99 ms"),
+    ("active", "client"),
+    ("active", "server"),
+    ("com-", "pleted"),
+    ("output", "tokens"),
+    ("measured", "for"),
+)
+"""Names of the columns, on two lines. Times are milliseconds, so that the column is narrow and can be compared."""
+ACCEPTANCE = ("accept.", "length")
+"""Only where a cell has it: tokens per sequence and verification step of speculative decoding."""
+
+
+def cells_of(cell: Cell) -> list[str]:
+    """The figures of a cell as texts, one for each column of HEAD after the status; `—` for what is not known."""
+    none = [numbers.NONE] * (len(HEAD) - 4)
+    if not about.measured(cell):
+        return none
+    if cell.decode is not None:
+        d = cell.decode
+        return [
+            *_rate(d.total_tok_s),
+            numbers.rate(d.per_request_tok_s.p50),
+            numbers.ms(d.ttft_ms.p50, unit=False),
+            numbers.ms(d.itl_ms.p50, fine=True, unit=False),
+            numbers.ms(d.itl_ms.p99, fine=True, unit=False),
+            numbers.mean(d.active_own_mean),
+            numbers.mean(d.active_server_mean),
+            numbers.count(d.completed),
+            numbers.count(None if d.output_tokens is None else round(d.output_tokens)),
+            numbers.seconds(cell.window.length_s if cell.window else None),
+        ]
+    if cell.burst is not None:
+        b = cell.burst
+        return [
+            *_rate(b.end_to_end_tok_s),
+            numbers.rate(b.per_request_tok_s.p50),
+            numbers.ms(b.ttft_ms.p50, unit=False),
+            numbers.ms(b.itl_ms.p50, fine=True, unit=False),
+            numbers.ms(b.itl_ms.p99, fine=True, unit=False),
+            numbers.NONE,
+            numbers.NONE,
+            numbers.count(b.completed),
+            numbers.count(b.output_tokens),
+            numbers.seconds(b.duration_s),
+        ]
+    if cell.prefill is not None:
+        p = cell.prefill
+        used = sum(sample.used for sample in p.samples) if p.samples else None
+        found = [*_rate(p.prefill_tok_s), numbers.NONE, numbers.ms(p.ttft_ms.p50, unit=False)]
+        return [*found, *[numbers.NONE] * 4, numbers.count(used), numbers.NONE, numbers.NONE]
+    return none
+
+
+def _rate(rate: Rate) -> tuple[str, str]:
+    return numbers.rate(rate.value), numbers.interval(rate.value, rate.low, rate.high)
+
+
+def lines(record: Record, letter: Mapping[str, str], width: int) -> list[Line]:
+    """The long table: prefill first, then decode, then bursts, each in the order of the plan."""
+    cells = [cell for phase in about.PHASES for cell in record.cells if cell.phase == phase]
+    if not cells:
+        return []
+    speculative = any(_acceptance(cell) is not None for cell in cells)
+    names = (*HEAD, ACCEPTANCE) if speculative else HEAD
+    rows: list[list[Box]] = []
+    for cell in cells:
+        marks = about.marks(cell, letter)
+        status = line(
+            (about.status_word(cell.status), about.style(cell.status)), (f" {marks}" if marks else "", "magenta")
+        )
+        texts = cells_of(cell) + ([_acceptance(cell) or numbers.NONE] if speculative else [])
+        keys = [box(cell.phase), box((about.context(cell), "bold")), box(str(cell.concurrency)), (status,)]
+        rows.append(keys + [box((text, "dim" if text == numbers.NONE else "")) for text in texts])
+    head = [box(*((part, "dim") for part in name if part)) for name in names]
+    columns = [Column("left" if name[1] in ("phase", "status") else "right") for name in names]
+    return grid(head, rows, columns, width=width, keys=3)
+
+
+def _acceptance(cell: Cell) -> str | None:
+    found = cell.decode.acceptance if cell.decode is not None and about.measured(cell) else None
+    return f"{found.length:.2f}" if found is not None and found.length is not None else None
+
+
+def _fact(fact: Fact) -> str:
+    text = about.known(fact)
+    if text is not None:
+        return text + (" (as typed)" if fact.source == "typed" else "")
+    return numbers.NONE + (f" ({clean(fact.reason, 120)})" if fact.reason else "")
+
+
+def facts(record: Record) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Named groups of (name, text): the machine, the engine, the model, the run; texts are clean."""
+    unknown = record.hardware.describes == "client only"
+    machine = "Machine (the client's; the server's is not known)" if unknown else "Machine"
+    return [
+        (machine, [_machine(name, fact) for name, fact in record.hardware.facts.items()]),
+        ("Engine", _engine(record)),
+        ("Model", _model(record)),
+        ("Run", _run(record)),
+    ]
+
+
+def _engine(record: Record) -> list[tuple[str, str]]:
+    engine = record.engine
+    return [
+        ("engine", _fact(engine.name)),
+        ("version", _fact(engine.version)),
+        ("commit", _fact(engine.commit)),
+        ("build", _fact(engine.build)),
+        ("backend", _fact(engine.backend)),
+        ("repository", _fact(engine.repository)),
+        ("speculative decoding", about.speculation(record) or _fact(engine.speculative_method)),
+        ("launch command", _launch(engine.launch_command)),
+    ]
+
+
+def _model(record: Record) -> list[tuple[str, str]]:
+    model, room = record.model, record.room
+    return [
+        ("model", _fact(model.id)),
+        ("served as", _fact(model.served_as)),
+        ("revision", _fact(model.revision)),
+        ("quantization", _fact(model.quantization)),
+        ("type", _fact(model.dtype)),
+        ("longest request", _tokens(room.model_length)),
+        ("KV cache", _tokens(room.kv_tokens)),
+        ("running at once", _fact(room.max_running)),
+    ]
+
+
+def _run(record: Record) -> list[tuple[str, str]]:
+    plan, prompts, client = record.plan, record.prompts, record.client
+    length = numbers.seconds(plan.time_s)
+    if plan.precision is not None:
+        length = (
+            f"up to {length}, less once within ±{plan.precision * 100:g} %, at least {numbers.seconds(plan.min_time_s)}"
+        )
+    dropped = ", ".join(clean(name, 40) for name, _ in record.protocol.dropped)
+    return [
+        ("suite", clean(plan.suite)),
+        ("started", about.moment(record.started) or numbers.NONE),
+        ("finished", about.moment(record.finished) or numbers.NONE),
+        ("each measurement", length),
+        ("output", f"up to {plan.max_output:,} tokens"),
+        ("prompts", f"{clean(prompts.mode, 40)}, {clean(prompts.source, 80)}, seed {prompts.seed}"),
+        ("interface", clean(record.protocol.api, 60)),
+        *([("fields refused", dropped)] if dropped else []),
+        ("measured by", f"flatout {clean(client.flatout, 40)}, clock: {clean(client.stamp_clock, 60)}"),
+    ]
+
+
+def _launch(fact: Fact) -> str:
+    return clean(fact.value, 4000) if fact.value else _fact(fact)
+
+
+def _tokens(fact: Fact) -> str:
+    value = fact.value
+    return f"{value:,} tokens" if isinstance(value, int) and not isinstance(value, bool) else _fact(fact)
+
+
+def _machine(name: str, fact: Fact) -> tuple[str, str]:
+    if name.endswith("_bytes") and isinstance(fact.value, int | float):
+        return _words(name.removesuffix("_bytes")), numbers.size(float(fact.value))
+    return _words(name), _fact(fact)
+
+
+def _words(name: str) -> str:
+    """`power_limit_w` → `power limit (W)`: a fact's name with its unit."""
+    found = next(((name[: -len(end)], f" ({unit})") for end, unit in _UNITS.items() if name.endswith(end)), (name, ""))
+    words = clean(found[0], 40).replace("_", " ").split()
+    return " ".join(word.upper() if word in _ACRONYMS else word for word in words) + found[1]
+
+
+_ACRONYMS = frozenset({"gpu", "cpu", "os", "ram", "vram", "kv", "cuda", "rocm", "pcie", "numa", "mig", "id"})
+_UNITS = {
+    "_w": "W", "_c": "°C", "_mhz": "MHz", "_bytes": "bytes", "_gb": "GB", "_gib": "GiB", "_mib": "MiB",
+    "_percent": "%",
+}  # fmt: skip
+
+
+def fact_lines(record: Record, width: int) -> list[Line]:
+    """The groups of facts, one fact a line."""
+    made: list[Line] = []
+    groups = [(name, pairs) for name, pairs in facts(record) if pairs]
+    wide = max([len(name) for _, pairs in groups for name, _ in pairs], default=0)
+    for name, pairs in groups:
+        if made:
+            made.append(())
+        made.append(line((name, "bold")))
+        for key, text in pairs:
+            made += paragraph(text, width, first=line((f"  {key.ljust(wide)}  ", "dim")))
+    return made

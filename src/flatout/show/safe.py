@@ -1,0 +1,59 @@
+"""Strings from a server or a file, made harmless before they reach a terminal, a file or a forum."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Final
+
+SHOWN_FOR_HARMFUL: Final = "\ufffd"
+_SPACES: Final = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
+_HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories that can move the cursor, turn the writing direction, or cannot be encoded at all."""
+_MARKS_IN_A_ROW: Final = 4
+"""More combining marks than any script needs on one letter would spill over the lines above and below."""
+_ASCII: Final = str.maketrans(
+    {
+        "—": "-", "–": "-", "×": "x", "±": "+/-", "≥": ">=", "≤": "<=", "…": "...", "·": "|", "°": " deg ", "▸": ">",
+        "━": "=", "─": "-", "╌": "-", "≈": "~", "�": "?", "√": "+", "⚠": "!",
+    }
+)  # fmt: skip
+
+
+def clean(text: object, limit: int = 500) -> str:
+    """One line of printable text, at most `limit` characters: line breaks and tabs become one space, everything that
+    is an instruction to a terminal or turns text around (control, bidirectional, zero-width, lone surrogates) shows
+    as U+FFFD, so that it is seen but does nothing."""
+    made: list[str] = []
+    marks = 0
+    # a long hostile string is cut before the work is done, with room for what folds away
+    for char in str(text)[: limit * 4]:
+        if char in _SPACES or char.isspace():
+            char = " "
+        elif unicodedata.category(char) in _HARMFUL:
+            char = SHOWN_FOR_HARMFUL
+        if unicodedata.category(char) in ("Mn", "Me"):
+            marks += 1
+            if marks > _MARKS_IN_A_ROW or not made:
+                continue
+        else:
+            marks = 0
+        if char == " " and (not made or made[-1] == " "):
+            continue
+        made.append(char)
+    whole = "".join(made).rstrip()
+    return whole if len(whole) <= limit else whole[: limit - 1].rstrip() + "…"
+
+
+def for_encoding(text: str, encoding: str | None) -> str:
+    """The text as a stream of that encoding can take it: as it is, else with our signs spelled in ASCII and `?` for
+    what is left."""
+    name = encoding or "utf-8"
+    try:
+        text.encode(name)
+        return text
+    except (UnicodeEncodeError, LookupError):
+        plain = text.translate(_ASCII)
+    try:
+        return plain.encode(name, "replace").decode(name)
+    except LookupError:
+        return plain.encode("ascii", "replace").decode("ascii")

@@ -1,0 +1,59 @@
+"""A run of flatout against the rig, and the rig's own log beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flatout.load.samples import Samples
+from flatout.record import Cell, Record
+from flatout.rig import RigConfig, RigHandle, Truth, running
+from flatout.run import conduct
+from flatout.run.events import Control, Event
+from flatout.run.options import Options
+from flatout.suite import SUITES, Suite
+
+QUICK: Suite = replace(
+    SUITES["demo"], name="test", prefill=(), decode=(256,), concurrency=(1,), time_s=2.0, min_time_s=2.0
+)
+
+
+class Run:
+    """One run and what came of it."""
+
+    def __init__(self, record: Record, directory: Path, truth: Truth, events: list[Event]) -> None:
+        self.record = record
+        self.directory = directory
+        self.truth = truth
+        self.events = events
+
+    def cell(self, cell_id: str) -> Cell:
+        return next(c for c in self.record.cells if c.id == cell_id)
+
+    def samples(self, cell_id: str) -> Samples:
+        name = self.cell(cell_id).samples
+        assert name is not None
+        return Samples.read(self.directory / name)
+
+
+def suite(**changes: Any) -> Suite:
+    """The small test suite with changes."""
+    return replace(QUICK, **changes)
+
+
+def measure(rig: RigHandle, results: Path, control: Control | None = None, **options: Any) -> Run:
+    """flatout's own path from options to record, in this process, without a view."""
+    events: list[Event] = []
+    made = Options(**{"url": rig.url, "results": results, "suite": QUICK, "warmup": False, **options})
+    record, directory = conduct.run(made, events.append, control or Control())
+    return Run(record, directory, rig.log(), events)
+
+
+@contextmanager
+def rig(knobs: Mapping[str, Any]) -> Iterator[RigHandle]:
+    """A rig in a process of its own, on the first core."""
+    with running(RigConfig.from_dict({"model_len": 8192, "ttft_ms": 20.0, **knobs}), cores={0}) as handle:
+        yield handle
