@@ -23,7 +23,11 @@ def chunk(data: bytes) -> bytes:
 
 def event(content: str | None = None, *, finish: str | None = None, **more: object) -> bytes:
     delta = {"role": "assistant"} if content is None else {"content": content}
-    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}).encode() + b"\n\n"
+    return (
+        b"data: "
+        + json.dumps({"choices": [{"index": 0, "delta": delta, "finish_reason": finish}], **more}).encode()
+        + b"\n\n"
+    )
 
 
 DONE = b"data: [DONE]\n\n"
@@ -137,7 +141,9 @@ class Server:
                     return
                 buffer += data
             head, _, buffer = buffer.partition(b"\r\n\r\n")
-            length = next((int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length")), 0)
+            length = next(
+                (int(x.split(b":")[1]) for x in head.split(b"\r\n") if x.lower().startswith(b"content-length")), 0
+            )
             parts, have = [buffer], len(buffer)
             while have < length:
                 parts.append(sock.recv(1 << 20))
@@ -155,6 +161,8 @@ class Server:
 
     def close(self) -> None:
         self._stop = True
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         for sock in self._socks:
             with contextlib.suppress(OSError):

@@ -54,11 +54,14 @@ def samples(requests: list[Request], error_texts: list[str] | None = None) -> Sa
         first, last = (token[0], token[-1]) if token else (-1, -1)
         end = r.end_ns if r.end_ns is not None else max([e.t_ns for e in r.events], default=r.send_ns)
         finish = 0 if r.outcome == OK else -1
+        text_bytes = sum(e.text_len for e in r.events)
         rows.append(
-            (r.stream, r.round, r.send_ns, r.connect_ns, r.send_ns, first, first, last, end, r.http_status, r.outcome)
-            + (finish, r.asked, r.prompt, r.cached, r.completion, r.reasoning, sum(e.text_len for e in r.events))
-            + (r.choices, r.error, start, len(r.events))
-        )
+            (
+                r.stream, r.round, r.send_ns, r.connect_ns, r.send_ns, first, first, last, end, r.http_status,
+                r.outcome, finish, r.asked, r.prompt, r.cached, r.completion, r.reasoning, text_bytes, r.choices,
+                r.error, start, len(r.events),
+            )
+        )  # fmt: skip
     return from_rows(
         rows,
         arrivals,
@@ -92,7 +95,7 @@ def closed_loop(
     in_step: bool = False,
     running: bool = True,
 ) -> Samples:
-    """N streams that restart as they end, first lengths spread; all cut at `seconds`. Gaps are gap * (1 + jitter * N)."""
+    """N streams that restart as they end, first lengths spread; all cut at `seconds`. Gaps: gap * (1 + jitter * N(0, 1))."""
     stop, requests = int(seconds * S), []
     for s in range(streams):
         t, number = 0 if in_step else int(rng.integers(0, gap_ns)), 0

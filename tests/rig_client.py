@@ -120,6 +120,16 @@ class Client:
         answer.ended = len(answer.body) == size
         return answer
 
+    def read_rest(self) -> Answer:
+        """The rest of a chunked answer whose beginning `read(chunks=…)` gave."""
+        answer = Answer(200, {})
+        while (piece := self._chunk(answer)) is not None:
+            if not piece:
+                answer.ended = True
+                break
+            answer.chunks.append(piece)
+        return answer
+
     def _chunk(self, answer: Answer) -> bytes | None:
         while b"\r\n" not in self._left:
             if not self._more(answer):
@@ -158,15 +168,15 @@ def post(url: str, path: str, body: Any, **options: Any) -> Answer:
         client.close()
 
 
-def complete(url: str, n: int = 8, prompt: Any = "The quick brown fox", **more: Any) -> Answer:
+def complete(url: str, tokens: int = 8, prompt: Any = "The quick brown fox", **more: Any) -> Answer:
     """A streamed completion with usage."""
-    body = {"max_tokens": n, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
+    body = {"max_tokens": tokens, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
     return post(url, "/v1/completions", {**body, **more})
 
 
-def chat(url: str, n: int = 8, **more: Any) -> Answer:
+def chat(url: str, tokens: int = 8, **more: Any) -> Answer:
     body = {
-        "max_tokens": n,
+        "max_tokens": tokens,
         "messages": [{"role": "user", "content": "Write a short story."}],
         "stream": True,
         "stream_options": {"include_usage": True},
@@ -174,10 +184,10 @@ def chat(url: str, n: int = 8, **more: Any) -> Answer:
     return post(url, "/v1/chat/completions", {**body, **more})
 
 
-def start_stream(url: str, n: int, prompt: Any = "The quick brown fox", **more: Any) -> Client:
+def start_stream(url: str, tokens: int, prompt: Any = "The quick brown fox", **more: Any) -> Client:
     """A client whose stream has been asked for, not yet read."""
     client = Client(url)
-    body = {"max_tokens": n, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
+    body = {"max_tokens": tokens, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
     client.send("POST", "/v1/completions", {**body, **more})
     return client
 

@@ -70,7 +70,20 @@ def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 LINES = st.sampled_from(
-    [b"data: a", b"data:b", b"data", b"data: {}", b":c", b"", b"", b"id: 1", b"event: e", b"x", b"\xef\xbb\xbf", b"\xff"]
+    [
+        b"data: a",
+        b"data:b",
+        b"data",
+        b"data: {}",
+        b":c",
+        b"",
+        b"",
+        b"id: 1",
+        b"event: e",
+        b"x",
+        b"\xef\xbb\xbf",
+        b"\xff",
+    ]
 )
 BODIES = st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r"]))).map(
     lambda parts: b"".join(line + end for line, end in parts)

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rig_client import Client, get, post
 
 from flatout.rig import RigConfig, RigHandle, running
+from tests.rig_client import Client, get, post
 
 CAPTURES = Path(__file__).parent / "fixtures" / "rig"
 DIALECTS = ("vllm", "sglang", "llamacpp")

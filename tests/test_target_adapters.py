@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+
 from flatout.target.base import TargetError
 from flatout.target.detect import Target, connect
-from target_server import Answer, Server, answer, capture, engine_routes, serving, text_of
+from tests.target_server import Answer, Server, answer, capture, engine_routes, serving, text_of
 
 SENTENCE_IDS = 23
 

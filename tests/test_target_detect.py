@@ -6,11 +6,12 @@ import json
 from typing import Any
 
 import pytest
-from flatout.target.base import TargetError
-from flatout.target.detect import ENGINES, connect, entries_of
 from hypothesis import given
 from hypothesis import strategies as st
-from target_server import Answer, answer, engine_routes, serving
+
+from flatout.target.base import TargetError
+from flatout.target.detect import ENGINES, connect, entries_of
+from tests.target_server import Answer, answer, engine_routes, serving
 
 MODELS = answer({"data": [{"id": "a"}, {"id": "b", "aliases": ["bee"]}]})
 

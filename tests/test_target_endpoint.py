@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 
 import pytest
-from flatout.target.base import TargetError
-from flatout.target.endpoint import Address, find_proxy, is_loopback, parse_address
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flatout.target.base import TargetError
+from flatout.target.endpoint import Address, find_proxy, is_loopback, parse_address
 
 
 def parsed(url: str, **kwargs: object) -> Address:

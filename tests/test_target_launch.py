@@ -15,11 +15,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from flatout.target import argv as words
 from flatout.target.base import TargetError
 from flatout.target.launch import Launched
-from hypothesis import given
-from hypothesis import strategies as st
 
 SERVER = """
 import http.server, os, signal, subprocess, sys, time
@@ -131,9 +132,9 @@ def test_a_server_that_never_answers_is_ended_in_time(tmp_path: Path) -> None:
 
 
 def test_an_error_inside_the_block_ends_it_too(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt):
-        with Launched(command(tmp_path, "plain", free_port()), log_path=tmp_path / "log") as server:
-            raise KeyboardInterrupt
+    launched = Launched(command(tmp_path, "plain", free_port()), log_path=tmp_path / "log")
+    with pytest.raises(KeyboardInterrupt), launched as server:
+        raise KeyboardInterrupt
     assert not alive(int(server.pid or 0))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
-from flatout.target.metrics import parse
 from hypothesis import given
 from hypothesis import strategies as st
-from target_server import text_of
+
+from flatout.target.metrics import parse
+from tests.target_server import text_of
 
 NAMES = frozenset({"a:running", "a:tokens_total", "a:use", "a:info"})
 

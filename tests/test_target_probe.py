@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
 from flatout.target import probe as probe_module
 from flatout.target.base import TargetError
 from flatout.target.detect import connect
 from flatout.target.generic import MAX_TOKENS
 from flatout.target.openai import Api, body
 from flatout.target.probe import Capabilities, probe, resolve
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from target_server import Answer, Request, answer, capture, chat, engine_routes, serving, stream
+from tests.target_server import Answer, Request, answer, capture, chat, engine_routes, serving, stream
 
 CHAT = "POST /v1/chat/completions"
 COMPLETIONS = "POST /v1/completions"
@@ -62,7 +63,7 @@ def test_vllm_falls_back_to_token_ids() -> None:
         return capture("vllm", "chat_stream_tokenids_timings" if ids else "chat_stream_usage")
 
     def strip(raw: bytes) -> bytes:
-        head, _, data = raw.partition(b"\r\n\r\n")
+        _, _, data = raw.partition(b"\r\n\r\n")
         events = [json.loads(e[6:]) for e in data.split(b"\n\n") if e.startswith(b"data: {")]
         last = max(i for i, e in enumerate(events) if e.get("usage"))
         for e in events[:last]:
@@ -175,6 +176,12 @@ def test_a_count_field_without_effect_is_left_out() -> None:
     assert "stream_options.continuous_usage_stats" not in fields(c) and "ignore_eos" in fields(c)
 
 
+def test_a_count_that_never_moves_is_no_running_count() -> None:
+    same = [chat(t, completion=8) for t in "abcd"]
+    c, _ = probed({CHAT: stream(*same, chat("e", completion=8, finish="length"))})
+    assert not c.reports.running_counts and c.reports.usage
+
+
 def test_an_early_stop_in_spite_of_ignore_eos_turns_to_min_tokens() -> None:
     def chat_(request: Request) -> bytes:
         n, finish = (16, "length") if request.json().get("min_tokens") == 16 else (2, "stop")
@@ -236,8 +243,7 @@ def test_counts_that_do_not_grow_in_step_tell_nothing() -> None:
 def test_the_templates_tokens_by_the_servers_own_tokenizer() -> None:
     routes = {**engine_routes("llamacpp"), CHAT: counting(lambda text: 7 + len(text))}
     routes["POST /tokenize"] = lambda r: answer({"tokens": [1] * len(r.json()["content"])})
-    c, sent = probed(routes)
-    assert c.template_tokens == 7
+    assert probed(routes)[0].template_tokens == 7
 
 
 # Token ids as prompts

@@ -189,6 +189,8 @@ class Driver:
         exchange.end_ns = t_ns
         connection.exchange = connection.plain = None
         self.in_flight -= 1
+        if exchange.answering:
+            lane.retried = False
         sound = exchange.trouble is None and not exchange.excess and not connection.write_failed
         if not (exchange.keep_alive and sound and not connection.writing and connection.state == "open"):
             self._drop(connection)
@@ -304,7 +306,7 @@ class Driver:
         outcome, words = self.ledger.settle(exchange, refusable=patient)
         if outcome == OK:
             self.finished += 1
-            lane.proved, lane.first, lane.started, lane.retried = True, False, True, False
+            lane.proved, lane.first, lane.started = True, False, True
             lane.failures = lane.refusals = 0
             lane.refused_since_ns = -1
         elif outcome == REFUSED:

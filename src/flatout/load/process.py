@@ -45,6 +45,7 @@ from flatout.load.messages import (
 )
 from flatout.load.samples import Samples, merge
 
+COMMAND: Final = ("-P", "-m", "flatout.load")
 BEGIN_S: Final = 20.0
 """A process must have started, and have taken over a job, within this time."""
 SILENCE_S: Final = 15.0
@@ -81,7 +82,7 @@ class _Child:
         arguments = [str(theirs.fileno())] + ([] if core is None else [str(core)])
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "flatout.load", *arguments],
+                [sys.executable, *COMMAND, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,

@@ -25,6 +25,7 @@ _LEVEL = 0.2  # of the lag-1 test; generous, so that batches grow while there is
 _TOO_CORRELATED = 0.9
 _WINDOW = 5.0  # Sokal's c
 _CYCLES_PER_DF = 3.0
+_KERNEL_PARTS = 24
 
 
 def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | str:
@@ -126,16 +127,20 @@ def early_end(
 ) -> bool:
     """Whether the window may end at this look: its interval, allowing for all `looks`, is within ± `target_relative`.
 
-    `counts_per_bin`: counts (events do) per bin of `bin_s` since the window opened. The last look always ends it.
-    Raises ValueError for a look that was not planned.
+    `counts_per_bin`: counts (events do) per bin of `bin_s` since the window opened; fine bins, 20 ms or less, are
+    best. They are smoothed over a 24th of the window, so that the lumps of engine steps do not pass for noise. The last
+    look always ends it. Raises ValueError for a look that was not planned.
     """
     if not 0 <= look_index < looks:
         raise ValueError(f"look {look_index} of {looks} was not planned")
     if look_index == looks - 1:
         return True
-    width = max(1, math.ceil(len(counts_per_bin) / BINS))
-    n = len(counts_per_bin) // width
-    bins = np.asarray(counts_per_bin, dtype=np.float64)[: n * width].reshape(n, width).sum(axis=1)
+    counts = np.asarray(counts_per_bin, dtype=np.float64)
+    kernel = np.hanning(max(1, len(counts) // _KERNEL_PARTS) + 2)[1:-1]
+    smooth = np.convolve(counts, kernel / kernel.sum(), "valid") if len(counts) else counts
+    width = max(1, math.ceil(len(smooth) / BINS))
+    n = len(smooth) // width
+    bins = smooth[: n * width].reshape(n, width).sum(axis=1)
     half = rate_interval(bins, bin_s=bin_s * width, looks=looks).relative_half_width
     return half is not None and half <= target_relative
 

@@ -38,16 +38,17 @@ def quantile(values: F64, weights: F64, censored: npt.NDArray[np.bool_], q: floa
     ended = np.where(censored, 0.0, weights)
     with np.errstate(divide="ignore"):
         survival = np.exp(np.cumsum(np.log(np.maximum(1.0 - ended / at_risk, 0.0))))
+    rows = np.flatnonzero(~censored)
+    rows = rows[np.append(np.diff(values[rows]) != 0, True)[: len(rows)]]  # of equal values, the last
     slack = 1e-9
-    reached = np.flatnonzero((survival <= 1.0 - q + slack) & ~censored)
+    reached = np.flatnonzero(survival[rows] <= 1.0 - q + slack)
     if not len(reached):
         return float(values[-1]), True
-    first = int(reached[0])
-    if survival[first] >= 1.0 - q - slack:  # exactly on the step: the quantile is the whole flat piece
-        longer = np.flatnonzero(~censored & (values > values[first]))
-        if len(longer):
-            return float(values[first] + values[longer[0]]) / 2.0, False
-    return float(values[first]), False
+    at = int(reached[0])
+    value = float(values[rows[at]])
+    if survival[rows[at]] >= 1.0 - q - slack and at + 1 < len(rows):  # on the step: the quantile is the flat piece
+        return (value + float(values[rows[at + 1]])) / 2.0, False
+    return value, False
 
 
 def distribution(

@@ -98,7 +98,10 @@ def count(samples: Samples, *, retokenised: Mapping[int, int] | None = None) -> 
     first_alone = _first_comes_alone(samples, spread, totals, is_content)
     for r in spread:
         part = samples.arrivals_of(r)
-        tokens[part] = _spread(totals[r], samples.text_len[part], is_content[part], first_alone)
+        by_events = source[r] == EVENTS
+        tokens[part] = (
+            is_content[part] if by_events else _spread(totals[r], samples.text_len[part], is_content[part], first_alone)
+        )
     return TokenCounts(tokens, source, hidden, *_pairs(samples, tokens, source, hidden, is_content))
 
 

@@ -71,8 +71,11 @@ def read_ask(api: Literal["chat", "completions"], raw: bytes, config: RigConfig)
     if refused:
         raise Refusal("fields", fields=refused)
     max_tokens = body.get("max_completion_tokens", body.get("max_tokens"))
-    if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+    if max_tokens is not None and (not isinstance(max_tokens, int) or not 1 <= max_tokens < 2**31):
         raise Refusal("max_tokens", value=max_tokens)
+    n = body.get("n") or 1
+    if not isinstance(n, int):
+        raise Refusal("missing", name="n")
     prompts = [_chat_parts(body, config)] if api == "chat" else _completion_prompts(body)
     return Ask(
         api=api,
@@ -80,7 +83,7 @@ def read_ask(api: Literal["chat", "completions"], raw: bytes, config: RigConfig)
         stream=bool(body.get("stream", False)),
         prompts=prompts,
         max_tokens=max_tokens,
-        n=min(128, max(1, int(body.get("n") or 1))),
+        n=min(128, max(1, n)),
         include_usage=bool(options.get("include_usage")),
         continuous=bool(options.get("continuous_usage_stats")) and bool(options.get("include_usage")),
         token_ids=bool(body.get("return_token_ids")),

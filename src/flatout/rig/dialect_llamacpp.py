@@ -13,6 +13,7 @@ from flatout.rig.shape import Headers, Shape, dump
 class LlamaShape(Shape):
     role_in_token_chunk = True
     tail_in_one_chunk = True
+    finish_extra_each = True
 
     def make_id(self, rid: str) -> str:
         return f"chatcmpl-{rid}"

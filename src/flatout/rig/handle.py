@@ -48,13 +48,19 @@ class RigHandle:
             connection.request(method, path, body or None)
             answer = connection.getresponse()
             data = answer.read()
-        except OSError as error:
-            raise RigError(f"the rig does not answer {path}: {error}") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise RigError(f"the rig does not answer {path}: {error}{self._last_words()}") from error
         finally:
             connection.close()
         if answer.status != 200:
             raise RigError(f"the rig answered {answer.status} to {path}: {data[:500].decode(errors='replace')}")
         return data
+
+    def _last_words(self) -> str:
+        if self.alive() or self._process.stderr is None:
+            return ""
+        said = self._process.stderr.read().decode(errors="replace").strip()
+        return f" (its process ended with {self._process.returncode}{': ' + said[-500:] if said else ''})"
 
     def log(self) -> Truth:
         """The truth since start or the last reset."""

@@ -69,6 +69,9 @@ class Requests:
                 reply(server.dialect.error("not_found"))
         except Refusal as refusal:
             reply(self._refused(refusal, arrival_ns if request.path in _GENERATE else None))
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            # JSON of a shape that nothing above expected: the server must outlive it.
+            reply(server.dialect.error("strange", why=f"{type(error).__name__}: {error}"))
 
     def _note(self, arrival_ns: int, reason: str) -> None:
         """A request that got no generation still stands in the log."""

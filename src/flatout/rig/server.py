@@ -204,15 +204,15 @@ class RigServer:
         more = self.engine.run_due(_EVENTS_A_TURN)
         while self._timers and self._timers[0][0] <= self.now():
             heappop(self._timers)[2]()
-        due_ns = self.engine.next_due_ns()
-        if self._timers and (due_ns is None or self._timers[0][0] < due_ns):
-            due_ns = self._timers[0][0]
         self._turns += 1
         if self._work and (not more or self._turns % 16 == 0):
             self._slice()
         if not self.engine.jobs and len(self.log.records) - self._swept > _SWEEP_EVERY:
             self._swept = len(self.log.records)
             gc.collect()
+        due_ns = self.engine.next_due_ns()
+        if self._timers and (due_ns is None or self._timers[0][0] < due_ns):
+            due_ns = self._timers[0][0]
         wait_s = 0.0 if more or self._work else _LONGEST_WAIT_S
         for fd, readable, writable in self._poller.poll(due_ns, wait_s):
             if fd == self._listener.fileno():

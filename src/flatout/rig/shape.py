@@ -30,6 +30,7 @@ class Shape(ABC):
     head_with_token: ClassVar[bool] = False  # the HTTP head leaves with the first token
     role_in_token_chunk: ClassVar[bool] = False  # the role event shares the first token's HTTP chunk
     tail_in_one_chunk: ClassVar[bool] = False  # finish and usage share an HTTP chunk
+    finish_extra_each: ClassVar[bool] = False  # every choice's finish event has the extras, not only the last one's
     finish_on_text: ClassVar[bool] = False  # completions: the last text event has the finish reason
     chat_finish_on_text: ClassVar[bool] = False
     reasoning_name: ClassVar[str] = "reasoning_content"
@@ -157,7 +158,7 @@ class Shape(ABC):
         if not self.last_text_finishes and self.config.finish_event:
             for i in range(self.job.choices):
                 extra = b""
-                if i + 1 == self.job.choices:
+                if i + 1 == self.job.choices or (self.finish_extra_each and mode == "engine"):
                     extra = usage if mode == "with_choices" else self.finish_extra() if mode == "engine" else b""
                 out.append(self.event(b"[%b]" % self.finish_choice(i, finish), extra))
         elif mode == "with_choices":

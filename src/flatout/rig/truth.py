@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from array import array
 from dataclasses import dataclass, field
 from typing import Any
@@ -159,7 +160,7 @@ class Truth:
                 arrays = {name: file[name] for name in file.files}
             words = json.loads(arrays.pop("words").tobytes())
             return cls(**words, taken_ns=int(arrays.pop("taken_ns")[0]), **arrays)
-        except (KeyError, TypeError, OSError) as error:
+        except (KeyError, TypeError, OSError, zipfile.BadZipFile) as error:
             raise ValueError(f"this is no log of a rig: {error}") from error
 
     def _sent(self) -> NDArray[np.bool_]:

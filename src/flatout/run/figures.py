@@ -189,7 +189,7 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         asked_concurrency=planned.concurrency,
         max_running=session.limits.max_running,
         cache_wanted="warm",
-        expected_cached_tokens=row.cached_tokens,
+        expected_cached_tokens=row.cached_tokens or row.tokens // 2,
         exact_length_asked=session.options.ignore_eos,
         self_checks=outcome.checks,
         throttle_reasons=harmful(machine),

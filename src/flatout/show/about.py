@@ -68,6 +68,8 @@ def hardware_name(record: Record) -> str:
         name += f" {memory}" if memory else ""
     else:
         name = _first(facts, "cpu", "cpu_model", "name", "type") or "hardware not known"
+        cores = _first(facts, "cores", "logical_cores")
+        name += f", {cores} cores" if cores else ""
     return name + (" (as typed)" if record.hardware.describes == "server, as typed" and facts else "")
 
 
@@ -79,8 +81,10 @@ def _memory(facts: Mapping[str, Fact]) -> str | None:
     """One GPU's memory, from whichever of its names the record has."""
     for name in ("gpu_memory", "vram", "memory"):
         for ending, unit in (("_gb", "GB"), ("_gib", "GiB"), ("", "")):
-            if text := known(facts.get(name + ending)):
-                return f"{text} {unit}".strip()
+            found = facts.get(name + ending)
+            if text := known(found):
+                value = found.value if found is not None else None
+                return f"{f'{value:.0f}' if isinstance(value, float) and value >= 10 else text} {unit}".strip()
         fact = facts.get(f"{name}_bytes")
         if fact is not None and isinstance(fact.value, int | float):
             return f"{fact.value / 2**30:,.0f} GiB"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from rich.cells import cell_len
+
 from flatout.flags import Status
 from flatout.record import Cell
 from flatout.show import about, capacity, matrix, numbers
-from flatout.show.layout import EMPTY, Box, Column, Line, Span, box, cut, grid, line, wrap
+from flatout.show.layout import EMPTY, Box, Column, Line, Span, box, cut, grid, line, width_of, wrap
 from flatout.show.safe import clean
 from flatout.show.state import State
 
@@ -58,8 +60,8 @@ def frame(state: State, width: int, height: int, now_s: float, *, keys: bool, st
 
 def _header(state: State, width: int) -> list[Line]:
     right = state.suite
-    left = cut(line((state.title, "bold")), max(1, width - len(right) - 2))
-    pad = width - sum(len(text) for text, _ in left) - len(right)
+    left = cut(line((state.title, "bold")), max(1, width - cell_len(right) - 2))
+    pad = width - width_of(left) - cell_len(right)
     lines: list[Line] = [(*left, (" " * max(1, pad), ""), (right, "dim"))]
     return [*lines, line((state.subtitle, "dim"))] if state.subtitle else lines
 
@@ -89,7 +91,7 @@ def _doing(state: State, width: int, now_s: float) -> list[Line]:
     left = ""
     if state.deadline_s is not None:
         left = f", at most {numbers.duration(state.deadline_s - now_s)} more"
-    return [first, (*cut(line((waits, "yellow")), max(10, width - len(left))), (left, ""))]
+    return [first, (*cut(line((waits, "yellow")), max(10, width - cell_len(left))), (left, ""))]
 
 
 def _matrix(state: State, width: int, room: int) -> list[Line]:
@@ -101,7 +103,7 @@ def _matrix(state: State, width: int, room: int) -> list[Line]:
     prefill = matrix.of(cells, "prefill")
     main = matrix.of(cells, phase)
     rows = sorted({*prefill.rows, *main.rows}, key=lambda row: row[1] if row[1] is not None else float("inf"))
-    key = max([7, *(len(row[0]) for row in rows)])
+    key = max([7, *(cell_len(row[0]) for row in rows)])
     columns: list[int] = [0] if prefill.rows else []  # 0 stands for prefill
     columns += main.columns
     wide = min(_CELL_WIDEST, max(_CELL_NARROWEST, (width - key) // max(1, len(columns)) - 1))
@@ -167,7 +169,7 @@ def _box(state: State, cell: Cell, wide: int, tall: int, units: bool) -> Box:
     if not about.measured(cell):
         words = about.two_lines(cell.status)
         short = _SHORT.get(cell.status, about.status_word(cell.status))
-        fits = tall > 1 and max(map(len, words)) <= wide
+        fits = tall > 1 and max(map(cell_len, words)) <= wide
         parts = [word for word in words if word] if fits else [short]
         return tuple(cut(line((part, about.style(cell.status))), wide) for part in parts)
     mark = _MARKS.get(cell.status, " ")

@@ -47,6 +47,11 @@ def text_of(content: Line) -> str:
     return "".join(text for text, _ in content)
 
 
+def padded(text: str, width: int) -> str:
+    """The text with spaces up to so many terminal columns."""
+    return text + " " * (width - cell_len(text))
+
+
 def cut(content: Line, width: int) -> Line:
     """The line, or its beginning and `…` where it is wider than `width`."""
     if width_of(content) <= width:

@@ -6,10 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from rich.cells import cell_len
+
 from flatout.flags import MEASURED, Status
 from flatout.record import Cell, Distribution, Record
 from flatout.show import about, capacity, numbers
-from flatout.show.layout import HARD_SPACE, Line, line, paragraph
+from flatout.show.layout import HARD_SPACE, Line, line, padded, paragraph, width_of
 from flatout.show.safe import clean
 
 LAUNCHED: Final = "TTFT is that of the first requests, launched together, where fewer than five followed in the window:"
@@ -125,10 +127,10 @@ def launch_ttft(record: Record) -> list[Cell]:
 def flag_lines(record: Record, width: int, *, every: bool) -> list[Line]:
     """`a contaminated  sentence  cells`; with `every`, what was seen in each cell below it."""
     entries = flags(record)
-    wide = max([len(entry.term) for entry in entries], default=0)
+    wide = max([cell_len(entry.term) for entry in entries], default=0)
     lines: list[Line] = []
     for entry in entries:
-        first = line((entry.letter, "magenta"), " ", (entry.term.ljust(wide), "bold"), "  ")
+        first = line((entry.letter, "magenta"), " ", (padded(entry.term, wide), "bold"), "  ")
         lines += _entry_lines(entry, first, width, every=every)
     return lines
 
@@ -136,11 +138,11 @@ def flag_lines(record: Record, width: int, *, every: bool) -> list[Line]:
 def status_lines(record: Record, width: int, *, every: bool) -> list[Line]:
     """`over capacity  sentence  cells`, then the reasons: all, or where there are many, the first."""
     entries = statuses(record)
-    wide = max([len(entry.term) for entry in entries], default=0)
+    wide = max([cell_len(entry.term) for entry in entries], default=0)
     lines: list[Line] = []
     for entry in entries:
         style = about.style(entry.name)
-        first = line((entry.term.ljust(wide), f"bold {style}" if style != "dim" else "bold"), "  ")
+        first = line((padded(entry.term, wide), f"bold {style}" if style != "dim" else "bold"), "  ")
         lines += _entry_lines(entry, first, width, every=_told_in_full(entry.name, every))
     return lines
 
@@ -152,7 +154,7 @@ def _told_in_full(status: str, every: bool) -> bool:
 
 def _entry_lines(entry: Entry, first: Line, width: int, *, every: bool) -> list[Line]:
     lines = paragraph(entry.sentence, width, first=first)
-    indent = sum(len(text) for text, _ in first)
+    indent = width_of(first)
     if indent > width // 2:
         indent = min(2, width // 4)
     pad = line(" " * indent)
@@ -176,7 +178,7 @@ def capacity_lines(record: Record, width: int) -> list[Line]:
         return []
     text = " · ".join(f"{answer.context}: {answer.text}" for answer in answers)
     question = capacity.question(record.per_user_tok_s)
-    if len(question) + 2 + len(text) <= width:
+    if cell_len(question) + 2 + cell_len(text) <= width:
         lines = [line((question, "bold"), "  ", text)]
     else:
         lines = [*paragraph(question, width, style="bold"), *paragraph(text, width, first=line("  "))]

@@ -37,7 +37,7 @@ def render(record: Record) -> str:
         _decode(record, letter),
         _burst(record, letter),
         _legend(record),
-        "\n".join(f"- Note: {escape(warning, 1000)}" for warning in record.warnings),
+        "\n\n".join(f"**Note**: {escape(warning, 1000)}" for warning in record.warnings),
         _capacity(record),
         f"Measured by flatout {escape(record.client.flatout, 40)}.",
     ]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.cells import cell_len
+
 from flatout.record import Cell, Fact, Rate, Record
 from flatout.show import about, numbers
-from flatout.show.layout import Box, Column, Line, box, grid, line, paragraph
+from flatout.show.layout import Box, Column, Line, box, grid, line, padded, paragraph
 from flatout.show.safe import clean
 
 HEAD = (
@@ -182,14 +184,19 @@ def _tokens(fact: Fact) -> str:
 def _machine(name: str, fact: Fact) -> tuple[str, str]:
     if name.endswith("_bytes") and isinstance(fact.value, int | float):
         return _words(name.removesuffix("_bytes")), numbers.size(float(fact.value))
-    return _words(name), _fact(fact)
+    text = _fact(fact)
+    return _words(name), _spelled(text) if name == "type" else text
+
+
+def _spelled(name: str) -> str:
+    """`discrete_gpu` → `discrete GPU`."""
+    return " ".join(word.upper() if word in _ACRONYMS else word for word in clean(name, 200).replace("_", " ").split())
 
 
 def _words(name: str) -> str:
     """`power_limit_w` → `power limit (W)`: a fact's name with its unit."""
     found = next(((name[: -len(end)], f" ({unit})") for end, unit in _UNITS.items() if name.endswith(end)), (name, ""))
-    words = clean(found[0], 40).replace("_", " ").split()
-    return " ".join(word.upper() if word in _ACRONYMS else word for word in words) + found[1]
+    return _spelled(found[0]) + found[1]
 
 
 _ACRONYMS = frozenset({"gpu", "cpu", "os", "ram", "vram", "kv", "cuda", "rocm", "pcie", "numa", "mig", "id"})
@@ -203,11 +210,11 @@ def fact_lines(record: Record, width: int) -> list[Line]:
     """The groups of facts, one fact a line."""
     made: list[Line] = []
     groups = [(name, pairs) for name, pairs in facts(record) if pairs]
-    wide = max([len(name) for _, pairs in groups for name, _ in pairs], default=0)
+    wide = max([cell_len(name) for _, pairs in groups for name, _ in pairs], default=0)
     for name, pairs in groups:
         if made:
             made.append(())
         made.append(line((name, "bold")))
         for key, text in pairs:
-            made += paragraph(text, width, first=line((f"  {key.ljust(wide)}  ", "dim")))
+            made += paragraph(text, width, first=line((f"  {padded(key, wide)}  ", "dim")))
     return made

@@ -14,11 +14,11 @@ def _known(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _figures(value: float) -> str:
-    """0 < value < 10 with three significant digits, but at least two decimals: 4.54, 0.84, 0.012."""
-    if value >= 0.1:
-        return f"{value:.2f}"
-    return f"{value:.{1 - math.floor(math.log10(value))}f}" if value >= 1e-6 else "0.00"
+def _small(value: float, digits: int) -> str:
+    """0 <= value < 1 with so many significant digits: 0.84, 0.012; 0.00 below a millionth."""
+    if value < 1e-6:
+        return "0.00"
+    return f"{value:.{digits - 1 - math.floor(math.log10(value))}f}"
 
 
 def rate(value: float | None) -> str:
@@ -36,7 +36,7 @@ def rate(value: float | None) -> str:
         return f"{value:,.0f}"
     if value >= 9.995:
         return f"{value:.1f}"
-    return _figures(value)
+    return f"{value:.2f}" if value >= 1 else _small(value, 2)
 
 
 def count(value: float | None) -> str:
@@ -61,8 +61,8 @@ def context(tokens: int | None) -> str:
 
 
 def ms(value: float | None, *, fine: bool = False, unit: bool = True) -> str:
-    """Milliseconds: 2,325 ms, 86 ms, 2.2 ms, 0.84 ms. `fine`: one decimal up to 100 and two up to 10, for times
-    between tokens, where 2 % must show."""
+    """Milliseconds: 2,325 ms, 86 ms, 2.2 ms, 0.84 ms. `fine`: three significant digits up to 100 (15.3, 2.20, 0.375),
+    for times between tokens, where 2 % must show."""
     if value is None or not _known(value):
         return NONE
     return _ms(value, fine) + (" ms" if unit else "")
@@ -75,7 +75,9 @@ def _ms(value: float, fine: bool) -> str:
         return f"{value:,.0f}"
     if value >= (9.995 if fine else 0.995):
         return f"{value:.1f}"
-    return _figures(value)
+    if not fine:
+        return _small(value, 2)
+    return f"{value:.2f}" if value >= 1 else _small(value, 3)
 
 
 def seconds(value: float | None) -> str:
@@ -113,7 +115,7 @@ def size(value: float | None) -> str:
 
 def percent(share: float | None) -> str:
     """A share of one: 43 %, 0.4 %."""
-    if share is None or not _known(share):
+    if share is None or not _known(share * 100):
         return NONE
     points = share * 100
     return f"{points:.0f} %" if abs(points) >= 9.95 or points == 0 else f"{points:.1f} %"

@@ -18,9 +18,10 @@ KEPT_NOTES: Final = 20
 
 @dataclass
 class State:
-    """`per_user_tok_s`: what each user wants, for the line about how many there may be. `pending`: ids of cells without their result yet. `deadline_s`: when the wait of `doing` is over at the latest,
-    `left_until_s`: when the run is expected to end; both on the caller's clock, None where not known. `notes`: (is a
-    warning, clean text), latest last. `said`: the answer to the last key."""
+    """`per_user_tok_s`: what each user wants, for the line about how many there may be. `pending`: ids of cells without
+    their result yet. `deadline_s`: when the wait of `doing` is over at the latest, `left_until_s`: when the run is
+    expected to end; both on the caller's clock, None where not known. `notes`: (is a warning, clean text), latest last.
+    `said`: the answer to the last key."""
 
     per_user_tok_s: float = 20.0
     title: str = "flatout"

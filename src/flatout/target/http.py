@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
+import re
 import socket
 import ssl
 import time
@@ -22,6 +24,8 @@ from flatout.target.redact import Redactor
 MAX_BYTES: Final = 8 * 1024 * 1024
 """No answer to a control call is larger; a server that sends more is cut off."""
 
+_SECRET_HEADER: Final = re.compile(r"(?i)auth|key|token|secret|cookie|password|credential")
+_OPAQUE: Final = re.compile(r"[^\s]{20,}")
 _ABSENT: Final = frozenset({400, 403, 404, 405, 406, 415, 422, 501})
 """Statuses that say: this server has no such call, or not in the way it runs."""
 
@@ -273,14 +277,21 @@ class ControlClient:
 
 
 def header_secrets(address: Address) -> tuple[str, ...]:
-    """What must never be shown of an address: the values of its headers, the key without its scheme, proxy logins."""
-    found: list[str] = []
-    values = [value for _, value in address.headers]
+    """What must never be shown of an address: keys and opaque header values, with and without their scheme, and logins.
+
+    A header such as `X-Team: blue` is no secret: taking "blue" out of every message would only harm them.
+    """
+    values = [value for name, value in address.headers if _SECRET_HEADER.search(name) or _OPAQUE.fullmatch(value)]
     if address.proxy is not None and address.proxy.authorization:
         values.append(address.proxy.authorization)
+    found: list[str] = []
     for value in values:
-        found += [part for part in (value, value.partition(" ")[2]) if len(part) >= 4]
-    return tuple(dict.fromkeys(found))
+        scheme, _, rest = value.partition(" ")
+        found += [value, rest]
+        if scheme.lower() == "basic":
+            with contextlib.suppress(ValueError):
+                found.append(base64.b64decode(rest, validate=True).decode("utf-8", "replace").partition(":")[2])
+    return tuple(dict.fromkeys(secret for secret in found if len(secret) >= 4))
 
 
 def retry_after_s(headers: dict[str, str]) -> float | None:

@@ -36,6 +36,7 @@ from flatout.target.redact_rules import (
     is_secret_query,
     known_secrets_pattern,
     mask_addresses,
+    mask_more_keys,
     mask_shapes,
     readable_address,
     shell_words,
@@ -75,6 +76,7 @@ _WORD = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,79})(=|\s{0,8}:\s{0,8})(?!//)(?=\S
 _URL = re.compile(
     r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{1,20}://)((?:<(?:redacted|address|host|user|email)>|[^\s\"'<>\\`])+)"
 )
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{1,20}://")
 _LOOSE_LOGIN = re.compile(r"[^/@\s:]{0,200}:[^/\s]{1,400}@(?=[^\s/@]|$)")
 
 _NAME_CHARS = r"[^/\\\s\"'`:;,|<>&(){}\[\]$*?=]+"
@@ -133,21 +135,11 @@ class Redactor:
 
     def command(self, command: str) -> str:
         """A shell command line; quotes, spacing and line breaks stay. `$API_KEY` is no secret and stays too."""
-        current = as_text(command)
-        for _ in range(_PASSES):
-            changed = self.text(self._command_once(current))
-            if changed == current:
-                break
-            current = changed
-        return current
+        return _settled(lambda line: self.text(self._command_once(line)), as_text(command))
 
     def url(self, url: str) -> str:
         """One URL: user and password, secret parameters, and the host where it is an address or this machine."""
-        text = as_text(url)
-        scheme, found, rest = text.partition("://")
-        if not found:
-            return self.text(_LOOSE_LOGIN.sub(PLACEHOLDER + "@", text, count=1))
-        return self.text(scheme + found + self._url_rest(rest, 0))
+        return _settled(lambda text: self.text(self._url_once(text)), as_text(url))
 
     def tree(self, value: Any) -> Any:
         """A copy of a JSON-like value: by key names, name/value pairs, argument lists, and `text` for each string.
@@ -160,13 +152,7 @@ class Redactor:
     # --- text -----------------------------------------------------------------------------------------------------
 
     def _text(self, value: object, depth: int, *, version: bool) -> str:
-        current = as_text(value)
-        for _ in range(_PASSES):
-            changed = self._json(self._once(current, depth, version), depth)
-            if changed == current:
-                break
-            current = changed
-        return current
+        return _settled(lambda text: self._json(self._once(text, depth, version), depth), as_text(value))
 
     def _once(self, text: str, depth: int, version: bool) -> str:
         if text in self._secrets:
@@ -174,7 +160,7 @@ class Redactor:
         text = mask_shapes(self._mask_known(text))
         text = _URL.sub(lambda m: m[1] + self._url_rest(m[2], depth), text)
         text = _mask_named(text)
-        text = _mask_after(_FLAG, text, _takes_value)
+        text = mask_more_keys(_mask_after(_FLAG, text, _takes_value))
         text = _mask_after(_SPOKEN, text, lambda _text, _match: True)
         if self._home:
             text = self._home.sub(lambda _: HOME, text)
@@ -202,6 +188,12 @@ class Redactor:
             return text
 
     # --- URLs -----------------------------------------------------------------------------------------------------
+
+    def _url_once(self, url: str) -> str:
+        scheme = _SCHEME.match(url)
+        if not scheme:
+            return _LOOSE_LOGIN.sub(PLACEHOLDER + "@", url, count=1)
+        return scheme[0] + self._url_rest(url[scheme.end() :], 0)
 
     def _url_rest(self, rest: str, depth: int) -> str:
         """What follows `scheme://`."""
@@ -326,6 +318,16 @@ class Redactor:
             if any(item.startswith("-") for item in items):
                 items = _mask_words(items, [False] * len(items))
         return [self._tree(item, key, *deeper) for item in items]
+
+
+def _settled(once: Callable[[str], str], text: str) -> str:
+    """`once` applied until nothing changes: what one rule leaves can complete what another looks for."""
+    for _ in range(_PASSES):
+        changed = once(text)
+        if changed == text:
+            break
+        text = changed
+    return text
 
 
 def _names_pattern(names: Iterable[str], inside: str) -> re.Pattern[str] | None:

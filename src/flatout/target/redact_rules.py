@@ -124,6 +124,18 @@ def mask_shapes(text: str) -> str:
     return _GPU_UUID.sub(lambda m: f"{m[1]}-{PLACEHOLDER}", text)
 
 
+_VLLM_KEYS = re.compile(
+    r"(\bvllm\b(?:[^\r\n]|\\\r?\n){0,1000}?--api-key[ \t]+" + PLACEHOLDER + r")((?:[ \t]+(?!-)[^\s\"'|;&<>`\\]+)+)"
+)
+
+
+def mask_more_keys(text: str) -> str:
+    """vLLM's `--api-key` takes several values: behind the first, each word up to the next flag is one."""
+    if "--api-key" not in text:
+        return text
+    return _VLLM_KEYS.sub(lambda m: m[1] + re.sub(r"[^ \t]+", PLACEHOLDER, m[2]), text)
+
+
 def _base64_cores(raw: bytes) -> Iterable[str]:
     """The part of base64 text that stays the same wherever `raw` stands in a longer encoded string (three offsets)."""
     for offset in range(3):

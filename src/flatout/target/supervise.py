@@ -1,8 +1,9 @@
 """A small process between flatout and the server that it starts, so that nothing is left behind however flatout ends.
 
-Run as `python supervise.py GRACE_S -- COMMAND…`. Its standard input is a pipe from flatout: on a byte from it (a normal
-stop), or when it closes (a crash, kill -9), the server and all that it started are ended: SIGTERM to its process group, then SIGKILL.
-Standard output carries one line, the server's process id; the server's own output goes to standard error.
+Run as `python supervise.py GRACE_S -- COMMAND…`. Its standard input is a pipe from flatout: on a byte from it (a
+normal stop), or when it closes (a crash, kill -9), the server and all that it started are ended: SIGTERM to its process
+group, then SIGKILL. Standard output carries one line, the server's process id; the server's own output goes to standard
+error. Only a kill -9 of this process itself leaves the server running.
 """
 
 from __future__ import annotations

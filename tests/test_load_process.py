@@ -1,0 +1,332 @@
+"""The load processes: what they load, how they die, what they report; their clock against the server's log."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from array import array
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import numpy as np
+import psutil
+import pytest
+
+from flatout.load import clock as clock_module
+from flatout.load import process
+from flatout.load.child import allow_files
+from flatout.load.clock import Clock
+from flatout.load.job import Endpoint, Job, Stream, Timeouts
+from flatout.load.process import LoadError, LoadPool, run_once
+from flatout.load.samples import CUT, OK
+from flatout.load.watch import Watch
+from flatout.target.openai import Shape, body
+from tests.load_server import answer, job, serving
+
+ROOT = Path(__file__).parents[1]
+
+
+def wrapped(monkeypatch: pytest.MonkeyPatch, before: str = "", after: str = "") -> None:
+    """Lets load processes run `before` and `after` around their main function."""
+    script = (
+        textwrap.dedent(before) + "\nimport sys\nfrom flatout.load.child import main\ncode = main(int(sys.argv[1]))\n"
+    )
+    monkeypatch.setattr(process, "COMMAND", ("-P", "-c", script + textwrap.dedent(after) + "\nsys.exit(code)\n"))
+
+
+def test_only_light_parts_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "modules"
+    wrapped(monkeypatch, after=f"open({str(out)!r}, 'w').write(' '.join(sys.modules))")
+    with serving(lambda p: p.stream(answer(3))) as server, LoadPool() as pool:
+        assert run_once(pool, job(server.port), 5).samples.outcome.tolist() == [OK]
+    modules = out.read_text().split()
+    ours = {m for m in modules if m.startswith("flatout")}
+    assert "flatout.load.loop" in ours
+    assert all(m == "flatout" or m.startswith(("flatout.load", "flatout.target")) for m in ours)
+    assert {m for m in ours if m.startswith("flatout.target")} <= {
+        "flatout.target", "flatout.target.openai", "flatout.target.base"
+    }  # fmt: skip
+    foreign = {m.split(".")[0] for m in modules} - set(sys.stdlib_module_names) - {"flatout", "__main__"}
+    foreign = {m for m in foreign if not m.startswith(("_cython", "cython_runtime", "_distutils_hack", "_virtualenv"))}
+    assert foreign - {"typing_extensions"} == {"httptools", "msgspec", "numpy"}  # msgspec or numpy take that one
+
+
+def test_streams_are_dealt_and_come_back_under_their_numbers() -> None:
+    lanes = tuple(Stream(body=b'{"n":%d}' % i, asked_tokens=i) for i in range(7))
+    with serving(lambda p: p.stream(answer(20), 0.005)) as server, LoadPool(3) as pool:
+        assert len(set(pool.pids)) == 3
+        pool.start(job(server.port, lanes=lanes, mode="closed", max_requests=20))
+        status = pool.wait(10)
+        outcome = pool.stop()
+        assert (status.sent, status.finished, status.started, status.ended) == (20, 20, 7, True)
+        s = outcome.samples
+        assert s.requests == 20 and len(outcome.checks) == 3 and set(s.stream.tolist()) == set(range(7))
+        assert (s.asked_tokens == s.stream).all()
+        assert s.send_ns[s.round == 0].max() - s.send_ns.min() < 100_000_000  # one launch for all processes
+        assert outcome.launch_ns <= s.send_ns.min()
+        assert all(len(np.unique(s.t_ns[s.arrivals_of(r)])) > 10 for r in range(20))
+        again = run_once(pool, job(server.port, 2), 5)  # more processes than streams
+    assert again.samples.outcome.tolist() == [OK, OK] and len(again.checks) == 2
+
+
+def test_a_killed_process_is_told_at_once() -> None:
+    with serving(lambda p: p.stream(answer(1000), 0.01)) as server, LoadPool(2) as pool:
+        pool.start(job(server.port, 2, mode="closed"))
+        pool.wait(5, until=lambda s: s.started == 2)
+        os.kill(pool.pids[1], signal.SIGKILL)
+        began = time.monotonic()
+        with pytest.raises(LoadError, match=rf"{pool.pids[1]} was killed by signal 9"):
+            pool.wait(10)
+        assert time.monotonic() - began < 3
+        with pytest.raises(LoadError, match="signal 9"):
+            pool.stop()
+
+
+def test_a_hung_process_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "SILENCE_S", 2.0)
+    monkeypatch.setattr(process, "LOOK_S", 0.5)
+    with serving(lambda p: p.stream(answer(1000), 0.01)) as server, LoadPool() as pool:
+        pool.start(job(server.port, mode="closed"))
+        pool.wait(5, until=lambda s: s.started == 1)
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        with pytest.raises(LoadError, match="did not count its events within"):
+            pool.look(100_000_000)
+        with pytest.raises(LoadError, match="has not answered for 2 s"):
+            pool.wait(30)
+        began = time.monotonic()
+    assert time.monotonic() - began < 5  # closing does not wait for it either
+
+
+def test_a_fault_inside_is_told_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped(monkeypatch, "import flatout.load.driver as d\nd.Driver.launch = lambda self: 1 // 0")
+    with serving(lambda p: None) as server, LoadPool() as pool:
+        with pytest.raises(LoadError, match="ZeroDivisionError"):
+            run_once(pool, job(server.port), 5)
+
+
+def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "COMMAND", ("-c", "raise SystemExit('no such thing')"))
+    with pytest.raises(LoadError, match="no such thing"):
+        LoadPool()
+
+
+def test_children_ignore_ctrl_c_and_die_with_their_parent() -> None:
+    script = "import sys, time\nfrom flatout.load.process import LoadPool\np = LoadPool(2)\nprint(*p.pids, flush=True)\ntime.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
+        for child in children:
+            child.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        assert all(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
+        parent.kill()
+        parent.wait(5)
+        gone, alive = psutil.wait_procs(children, timeout=5)
+    assert len(gone) == 2 and not alive
+
+
+def test_closing_ends_the_processes() -> None:
+    pool = LoadPool(2)
+    children = [psutil.Process(pid) for pid in pool.pids]
+    pool.close()
+    pool.close()
+    assert not any(c.is_running() and c.status() != psutil.STATUS_ZOMBIE for c in children)
+
+
+def test_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    import resource
+
+    limits = {"now": (100, 500)}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits["now"])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(now=new))
+    allow_files(90)
+    assert limits["now"] == (100, 500)
+    allow_files(300)
+    assert limits["now"] == (300, 500)
+    with pytest.raises(ValueError, match=r"600 open files .* allows 500"):
+        allow_files(600)
+
+
+def test_too_many_streams_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped(monkeypatch, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))")
+    with serving(lambda p: p.stream(answer(1))) as server, LoadPool() as pool:
+        with pytest.raises(LoadError, match="open files are needed"):
+            pool.start(job(server.port, 200))
+        assert run_once(pool, job(server.port, 90), 5).samples.outcome.tolist() == [OK] * 90
+
+
+# the clock
+
+
+def test_the_self_test_chooses_a_clock_and_says_why() -> None:
+    clock = Clock()
+    if sys.platform == "linux":
+        assert (clock.kind, clock.reason) == ("kernel", None) or clock.reason
+    assert Clock(kernel=False).kind == "user" and Clock(kernel=False).reason
+    clock.close()
+
+
+def test_a_kernel_without_stamps_gives_the_user_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "SO_TIMESTAMPNS", 0x7FFF)
+    assert "refuses receive stamps" in (Clock().reason or "")
+    monkeypatch.setattr(clock_module, "SO_TIMESTAMPNS", 9)  # SO_KEEPALIVE: accepted, and no stamp
+    monkeypatch.setattr(clock_module, "_TRIES", 5)
+    assert Clock().reason == "the kernel gives no receive stamps on TCP"
+
+
+def test_a_wrong_stamp_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock_module, "clock_offset_ns", lambda: time.time_ns() - time.monotonic_ns() - 5_000_000)
+    assert "off this process's clock" in (Clock().reason or "")
+
+
+def test_steps_of_the_wall_clock_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(kernel=False)
+    true = clock_module.clock_offset_ns
+    assert clock.sample() and clock.steps == 0
+    monkeypatch.setattr(clock_module, "clock_offset_ns", lambda: true() + 3_600_000_000_000)
+    clock.sample()
+    clock.sample()
+    assert clock.steps == 1
+
+
+def test_the_fallback_without_epoll_and_without_stamps(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped(
+        monkeypatch,
+        """
+        import select
+        import flatout.load.clock as c
+        import flatout.load.child as child
+        from flatout.load.poller import SelectorPoller
+        c.Clock.__init__.__kwdefaults__["kernel"] = False
+        child.make_poller = SelectorPoller
+        """,
+    )
+    with serving(lambda p: p.stream(answer(20), 0.005)) as server, LoadPool() as pool:
+        assert pool.clock[0] == "user" and pool.clock[1]
+        outcome = run_once(pool, job(server.port, 3, mode="closed", max_requests=6), 10)
+    s, check = outcome.samples, outcome.checks[0]
+    assert s.outcome.tolist() == [OK] * 6 and s.arrival_count.tolist() == [20] * 6
+    assert (check.clock, check.unstamped_reads) == ("user", 0) and check.clock_reason
+    sent = [t for t, data in server.peers[0].sends if b'" t' in data]
+    stream = next(r for r in range(6) if abs(s.first_token_ns[r] - sent[0]) < 3_000_000)
+    assert all(0 < t - b for t, b in zip(s.t_ns[s.arrivals_of(stream)], sent, strict=True))
+
+
+def test_a_wall_clock_set_in_the_middle_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's idea of the offset is off by an hour from some moment on, as if the clock had just been set."""
+    wrapped(
+        monkeypatch,
+        """
+        import time
+        import flatout.load.driver as d
+        tick = d.Driver.tick
+        def broken(self, now_ns):
+            tick(self, now_ns)
+            if self.launched_ns > 0 and now_ns - self.launched_ns > 2e8 and not hasattr(self, "spoilt"):
+                self.spoilt = True
+                self.clock.offset_ns += 3_600_000_000_000
+        d.Driver.tick = broken
+        """,
+    )
+    with serving(lambda p: p.stream(answer(120), 0.005)) as server, LoadPool() as pool:
+        outcome = run_once(pool, job(server.port), 10)
+    s = outcome.samples
+    sent = [t for t, data in server.peers[0].sends if b'" t' in data]
+    assert outcome.checks[0].realtime_offset_steps == 1
+    assert all(0 <= t - b < 20_000_000 for t, b in zip(s.t_ns, sent, strict=True))
+
+
+# what it says about itself
+
+
+def test_self_check() -> None:
+    with serving(lambda p: p.stream(answer(50), 0.005)) as server, LoadPool(cores=[0]) as pool:
+        assert psutil.Process(pool.pids[0]).cpu_affinity() == [0]
+        outcome = run_once(pool, job(server.port, 4), 10)
+    check = outcome.checks[0]
+    assert 4 * 50 <= check.reads <= 4 * 60 and check.gc_pauses == 0
+    assert 0 < check.cpu_s < check.wall_s < 5
+    if check.clock == "kernel":
+        assert check.lag_p50_ns is not None and check.lag_worst_ns is not None and check.lag_p99_ns is not None
+        assert 0 < check.lag_p50_ns <= check.lag_p99_ns <= check.lag_worst_ns * 1.05
+        assert max(check.lag_max_ns) == check.lag_worst_ns and len(check.lag_t_ns) == len(check.lag_max_ns)
+        assert np.diff(check.lag_t_ns).min() >= 100_000_000
+
+
+def test_watch_counts() -> None:
+    watch = Watch(Clock(kernel=False))
+    watch.begin()
+    assert not gc.isenabled()
+    now = time.monotonic_ns()
+    stamps = array("q", [now + i * 50_000_000 for i in range(4)])
+    lags = array("i", [1_000, 2_000_001, -1, 3_000])
+    watch.note(stamps, lags)
+    watch.note_merged(array("q", [stamps[0], stamps[1], stamps[1], stamps[3]]), stamps, lags)
+    watch.note_merged(array("q", [stamps[1]] * 3 + [stamps[3]] * 3), stamps, lags)  # it always writes three
+    gc.collect()
+    watch.end()
+    assert gc.isenabled()
+    report = watch.report()
+    assert (report.reads, report.late_reads, report.merged_reads, report.lag_worst_ns) == (4, 1, 1, 2_000_001)
+    assert report.gc_pauses == 1 and report.gc_longest_ns > 0
+    assert report.lag_p50_ns == pytest.approx(3_000, rel=0.05)
+    assert report.lag_max_ns == (2_000_001, 3_000)
+
+
+def test_memory_stays_bounded_by_decoding_what_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped(monkeypatch, "import flatout.load.ledger as m\nm.EAGER_BYTES, m.FORCED_BYTES = 20_000, 40_000")
+    with serving(lambda p: p.stream(answer(2000))) as server, LoadPool() as pool:
+        outcome = run_once(pool, job(server.port, 4), 20)
+    s = outcome.samples
+    assert s.outcome.tolist() == [OK] * 4 and s.arrival_count.tolist() == [2000] * 4
+    assert s.texts is not None and set(s.texts) == {"".join(f" t{i}" for i in range(2000))}
+
+
+# the truth
+
+
+@pytest.mark.parametrize("pattern", ["step", "spread"])
+def test_stamps_against_the_log_of_what_was_sent(pattern: str) -> None:
+    from flatout.rig import RigConfig, running
+    from flatout.rig.truth import SENT
+
+    shape = Shape(
+        api="chat",
+        model="rig-model",
+        id_field="request_id",
+        fields=(("stream_options.include_usage", True), ("stream_options.continuous_usage_stats", True)),
+    )
+    data = body(shape, "How fast?", 400, request_id="0" * 40)
+    stream = Stream(body=data, asked_tokens=400, rid_offset=data.index(b"0" * 40))
+    with (
+        running(RigConfig(dialect="vllm", decode_tok_s=100.0, pattern=pattern, ttft_ms=20.0)) as rig,
+        LoadPool() as pool,
+    ):  # type: ignore[arg-type]
+        where = urlsplit(rig.url)
+        endpoint = Endpoint("http", where.hostname or "", where.port or 0, "/v1/chat/completions")
+        asked = Job("truth", "closed", "chat", endpoint, Timeouts(), (stream,) * 8, rid_prefix="t")
+        pool.start(asked)
+        pool.wait(10, until=lambda s: s.finished >= 4)
+        outcome = pool.stop()
+        truth = rig.log()
+    s, number = outcome.samples, {rid: i for i, rid in enumerate(truth.rid)}
+    assert set(s.outcome.tolist()) <= {OK, CUT} and s.requests >= 8
+    sent = (truth.event_flags & SENT) > 0
+    off = []
+    for r in range(s.requests):
+        events = sent & (truth.event_request == number[s.request_ids[r]])
+        mine = s.arrivals_of(r)
+        got = s.t_ns[mine]
+        off.append(got - truth.event_ns[events][: len(got)])
+        assert s.running_tokens[mine].tolist() == list(np.cumsum(truth.event_tokens[events])[: len(got)])
+        if s.outcome[r] == OK:
+            assert len(got) == events.sum() and s.completion_tokens[r] == truth.event_tokens[events].sum() == 400
+    error_us = np.concatenate(off) / 1e3
+    assert error_us.min() > -5  # no stamp before its event was sent, but for the reading of the clocks' offset
+    if outcome.checks[0].clock == "kernel":
+        assert np.median(error_us) < 50

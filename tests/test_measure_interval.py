@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from benchmarks import coverage
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.measure.figures import Rate
+from flatout.measure.interval import (
+    LEAST_TOKENS,
+    batch_interval,
+    between_repeats,
+    combine_repeats,
+    early_end,
+    order_interval,
+    rate_interval,
+    section_interval,
+)
+from flatout.measure.student import beta_inc, t_cdf, t_quantile
+from flatout.measure.trend import batches, drift, modes
+
+# Tables of Student's t (two-sided 95 % and others), to the digits that tables print.
+KNOWN_T = [
+    (0.975, 1, 12.7062047362), (0.975, 2, 4.3026527297), (0.975, 4, 2.7764451052), (0.975, 10, 2.2281388520),
+    (0.975, 30, 2.0422724563), (0.975, 1000, 1.9623390808), (0.995, 5, 4.0321429836), (0.999, 3, 10.2145318524),
+    (0.9, 7, 1.4149239277), (0.025, 10, -2.2281388520), (0.5, 3, 0.0),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "df", "value"), KNOWN_T)
+def test_t_quantile_matches_the_tables(p: float, df: float, value: float) -> None:
+    assert t_quantile(p, df) == pytest.approx(value, rel=1e-9, abs=1e-12)
+
+
+@given(st.floats(0.001, 0.999), st.floats(0.5, 500))
+def test_t_quantile_inverts_the_distribution(p: float, df: float) -> None:
+    assert t_cdf(t_quantile(p, df), df) == pytest.approx(p, abs=1e-9)
+
+
+def test_t_quantile_refuses_nonsense() -> None:
+    for p, df in ((0.0, 3), (1.0, 3), (0.5, 0)):
+        with pytest.raises(ValueError, match="no t quantile"):
+            t_quantile(p, df)
+
+
+@given(st.integers(1, 40), st.integers(0, 40), st.floats(0.01, 0.99))
+def test_beta_inc_is_the_binomial_sum(n: int, k: int, x: float) -> None:
+    k = min(k, n - 1)
+    naive = sum(math.comb(n, i) * x**i * (1 - x) ** (n - i) for i in range(k + 1, n + 1))
+    assert beta_inc(k + 1, n - k, x) == pytest.approx(naive, abs=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("independent gaps (Poisson)", 0.92, 0.985),
+        ("steps, autocorrelated 0.5", 0.91, 0.985),
+        ("speculative, 1-5 tokens", 0.92, 0.99),
+        ("fast and slow phases", 0.92, 0.995),
+        ("regular steps", 0.95, 1.0),
+        ("regular, streams apart", 0.95, 1.0),
+    ],
+)
+def test_95_percent_means_95_percent(name: str, least: float, most: float) -> None:
+    """400 traces through the whole path; 95 % ± 3 standard errors of that many (benchmarks/coverage.py has more)."""
+    rate, itl = coverage.fixed_window(coverage.KINDS[name], np.random.default_rng(11), 400, 8.0)
+    assert rate.claims >= 390
+    assert least <= rate.coverage <= most
+    if itl.claims:
+        assert itl.coverage >= least
+
+
+def test_intervals_that_allow_for_looks_hold_at_the_early_end() -> None:
+    kind = coverage.KINDS["independent gaps, 10 %"]
+    score, mean_s = coverage.adaptive_window(kind, np.random.default_rng(3), 200, [2.5, 5.0, 7.5, 10.0], 0.01)
+    assert score.coverage >= 0.95 - 3 * math.sqrt(0.05 * 0.95 / 200)
+    assert mean_s < 9.0
+
+
+def test_looks_widen_the_interval() -> None:
+    bins = np.random.default_rng(0).poisson(100, 256).astype(float)
+    one, four = rate_interval(bins, bin_s=0.1), rate_interval(bins, bin_s=0.1, looks=4)
+    assert one.value == four.value
+    assert (four.relative_half_width or 0) > 1.15 * (one.relative_half_width or 1)
+
+
+def test_early_end_only_at_planned_looks() -> None:
+    noisy = np.random.default_rng(0).exponential(10, 500).tolist()
+    assert not early_end(noisy, 0.02, 0.01, 0, 3)
+    assert early_end(noisy, 0.02, 0.01, 2, 3), "the last look always ends it"
+    assert early_end([10.0] * 500, 0.02, 0.01, 0, 3)
+    assert not early_end([], 0.02, 0.01, 0, 3)
+    assert not early_end([0.0] * 500, 0.02, 0.01, 0, 3)
+    with pytest.raises(ValueError, match="not planned"):
+        early_end(noisy, 0.02, 0.01, 3, 3)
+
+
+def test_engine_steps_do_not_pass_for_noise() -> None:
+    """64 streams in lumps every 23 ms seen in bins of 20 ms: 0, 64, 64, 0, ... is a constant rate."""
+    edges = np.arange(0, 6.0 + 1e-9, 0.02)
+    counts, _ = np.histogram(np.repeat(np.arange(0, 6.0, 0.023), 64), edges)
+    assert early_end(counts.tolist(), 0.02, 0.01, 0, 3)
+
+
+def test_a_window_that_is_too_short_says_so() -> None:
+    few = rate_interval(np.ones(8), bin_s=1.0)
+    assert few.value == 1.0 and few.low is None and f"fewer than {LEAST_TOKENS}" in (few.reason or "")
+    short = rate_interval(np.full(8, 100.0), bin_s=1.0)
+    assert short.low is None and "too short" in (short.reason or "")
+    wandering = rate_interval(np.linspace(1, 100, 256), bin_s=1.0)
+    assert wandering.low is None and "wandered" in (wandering.reason or "")
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=12, max_size=300))
+def test_an_interval_holds_its_own_mean(values: list[float]) -> None:
+    found = batch_interval(np.array(values))
+    if not isinstance(found, str):
+        assert found[0] >= -1e-9 and found[1] >= -1e-9 and math.isfinite(found[0]) and math.isfinite(found[1])
+    rate = rate_interval(np.array(values), bin_s=0.5)
+    if rate.low is not None and rate.high is not None and rate.value is not None:
+        assert rate.low <= rate.value * (1 + 1e-9) and rate.value <= rate.high * (1 + 1e-9)
+
+
+def test_order_interval_of_the_median() -> None:
+    """n = 10: ranks 2 and 9, coverage 97.9 % (table in David and Nagaraja); n = 5 cannot reach 95 %."""
+    assert order_interval([float(i) for i in range(1, 11)], 0.5) == (2.0, 9.0)
+    assert order_interval([1.0, 2.0, 3.0, 4.0, 5.0], 0.5) is None
+    assert order_interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], 0.5) == (1.0, 6.0)
+
+
+@pytest.mark.parametrize("n", [7, 20, 60])
+def test_order_interval_covers(n: int) -> None:
+    rng, hits = np.random.default_rng(n), 0
+    for _ in range(600):
+        ends = order_interval(rng.exponential(size=n), 0.5)
+        hits += ends is not None and ends[0] <= math.log(2) <= ends[1]
+    assert hits / 600 >= 0.925
+
+
+def test_section_interval() -> None:
+    assert section_interval([1.0] * 5, centre=1.0) is None
+    low, high = section_interval(np.random.default_rng(1).normal(10, 1, 32).tolist(), centre=10.0) or (0.0, 0.0)
+    assert 9 < low < 10 < high < 11
+
+
+def test_between_repeats() -> None:
+    found = between_repeats([99.0, 100.0, 101.0])
+    assert found.value == 100.0 and found.kind == "between repeats" and found.n == 3
+    assert (found.high or 0) - 100 == pytest.approx(4.3026527297 / math.sqrt(3), rel=1e-9)
+    assert between_repeats([5.0]).low is None and between_repeats([]).value is None
+
+
+def test_the_larger_of_the_two_intervals_counts() -> None:
+    narrow = [Rate(v, v - 0.1, v + 0.1, "within this run") for v in (90.0, 100.0, 110.0)]
+    assert combine_repeats(narrow).kind == "between repeats"
+    wide = [Rate(v, v - 5.0, v + 7.0, "within this run") for v in (99.9, 100.0, 100.1)]
+    found = combine_repeats(wide)
+    assert found.kind == "within this run" and (found.low, found.high) == (pytest.approx(95.0), pytest.approx(107.0))
+    assert combine_repeats([wide[0], Rate(None, reason="failed")]) == wide[0]
+    assert combine_repeats([]).value is None
+
+
+def test_drift_is_named_and_noise_is_not() -> None:
+    shares = {name: (drifts, levels) for name, drifts, levels in coverage.changes(np.random.default_rng(2), 200)}
+    assert shares["steady"] == (pytest.approx(0.0, abs=0.01), 0.0)
+    assert shares["ramp of 10 %"][0] > 0.95
+    assert shares["36 % slower for a third"][1] == 1.0
+
+
+@pytest.mark.parametrize("phi", [0.5, 0.9])
+def test_autocorrelated_noise_is_no_drift(phi: float) -> None:
+    """A plain Mann-Kendall test calls a third of such series a trend at phi = 0.9."""
+    rng, named = np.random.default_rng(4), 0
+    for _ in range(300):
+        noise, x = rng.standard_normal(256), np.zeros(256)
+        for i in range(1, 256):
+            x[i] = phi * x[i - 1] + math.sqrt(1 - phi * phi) * noise[i]
+        found = drift(100 + 10 * x, least_change=0.02)
+        named += found is not None and found.detected
+    assert named / 300 <= 0.02
+
+
+def test_a_small_drift_is_below_interest() -> None:
+    found = drift(np.linspace(100, 101, 256), least_change=0.02)
+    assert found is not None and found.p < 1e-6 and not found.detected
+    assert drift(np.ones(8), least_change=0.02) is None
+    assert drift(np.zeros(256), least_change=0.02) is None
+
+
+def test_l8_two_modes_are_named_not_averaged() -> None:
+    """Fault L8: 33 clean runs and 3 stalled at -36 %."""
+    rng = np.random.default_rng(0)
+    runs = [*(100 + rng.standard_normal(33)), *(64 + rng.standard_normal(3))]
+    found = modes(runs)
+    assert found is not None and found.low == pytest.approx(64, abs=2) and found.low_share == pytest.approx(3 / 36)
+    assert modes(100 + rng.standard_normal(36)) is None
+    assert modes([100.0] * 36) is None
+
+
+@given(st.integers(0, 10_000))
+def test_one_mode_is_one_mode(seed: int) -> None:
+    assert modes(batches(np.random.default_rng(seed).normal(100, 15, 256)), least=3) is None

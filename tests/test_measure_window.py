@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flatout.load.samples import CUT, FAILED, REFUSED, Samples
+from flatout.measure import trace, window
+from flatout.measure.tokens import count
+from flatout.target.base import Live
+from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
+
+
+def table_of(found: Samples) -> trace.Trace:
+    return trace.build(found, count(found))
+
+
+def test_tokens_between_is_half_open() -> None:
+    table = table_of(samples([stream_of([S, 2 * S, 3 * S])]))
+    assert window.tokens_between(table, S, 3 * S) == 2
+    assert window.tokens_between(table, S, 3 * S + 1) == 3
+
+
+@given(st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 9)), min_size=1, max_size=60), st.integers(0, 1000))
+def test_tokens_between_matches_a_naive_sum_and_adds_up(raw: list[tuple[int, int]], middle: int) -> None:
+    raw.sort()
+    total = 0
+    events = [Event(t, 4 * k, total := total + k) for t, k in raw]
+    table = table_of(samples([Request(events)]))
+    naive = sum(k for t, k in raw if 0 <= t < middle)
+    assert window.tokens_between(table, 0, middle) == pytest.approx(naive)
+    rest = window.tokens_between(table, middle, 1001)
+    assert window.tokens_between(table, 0, middle) + rest == pytest.approx(total)
+
+
+def test_regular_steps_give_equal_bins_whatever_the_step() -> None:
+    """Bins of 10 ms beat against steps of 23 ms; spread over their gaps the tokens do not."""
+    for step in (7 * MS, 23 * MS, 90 * MS):
+        found = samples([stream_of(list(range(0, 12 * S, step)), stream=i) for i in range(3)])
+        bins = window.smooth_bins(table_of(found), found, S, 10 * S, 256)
+        assert np.allclose(bins, bins.mean())
+        assert bins.sum() / 9 == pytest.approx(3 * S / step)
+
+
+def test_smooth_bins_match_a_naive_spread() -> None:
+    found = closed_loop(np.random.default_rng(3), jitter=0.4, per_event=3, seconds=4.0)
+    table = table_of(found)
+    t0, t1, n = S, 3 * S, 64
+    edges = np.linspace(t0, t1, n + 1)
+    naive = np.zeros(n)
+    for t, k, before in zip(table.t_ns, table.k, table.previous_ns, strict=True):
+        if before < 0:
+            if t0 <= t < t1:
+                naive[min(int((t - t0) * n // (t1 - t0)), n - 1)] += k
+            continue
+        part = np.clip(edges, before, t) - before
+        naive += np.diff(part) / (t - before) * k
+    assert np.allclose(window.smooth_bins(table, found, t0, t1, n), naive, atol=1e-6)
+
+
+def test_a_cut_stream_fills_its_last_gap_but_a_hang_does_not() -> None:
+    times = list(range(0, 5 * S, 500 * MS))
+    cut = samples([stream_of(times, end_ns=5 * S, outcome=CUT)])
+    bins = window.smooth_bins(table_of(cut), cut, 0, 5 * S, 100)
+    assert bins[-3] == pytest.approx(bins[50])
+    hung = samples([stream_of(times[:4], end_ns=5 * S, outcome=CUT)])
+    bins = window.smooth_bins(table_of(hung), hung, 0, 5 * S, 100)
+    assert bins[50:].sum() == 0
+
+
+def test_own_active_counts_time_in_flight() -> None:
+    """Two requests of half the window each are one in the mean; a refused one never ran; an open one runs on."""
+    found = samples(
+        [
+            Request(send_ns=0, end_ns=5 * S),
+            Request(send_ns=5 * S, end_ns=10 * S),
+            Request(send_ns=2 * S, end_ns=3 * S, outcome=REFUSED),
+            Request(send_ns=8 * S, end_ns=-1, outcome=CUT),
+        ]
+    )
+    assert window.own_active(found, 0, 10 * S) == pytest.approx(1.2)
+    assert window.own_active(found, 2 * S, 4 * S) == pytest.approx(1.0)
+
+
+def test_completed_needs_a_finish_reason_inside_the_window() -> None:
+    found = samples(
+        [
+            Request(end_ns=1 * S),
+            Request(end_ns=2 * S),
+            Request(end_ns=3 * S),
+            Request(end_ns=2 * S, outcome=FAILED),
+            Request(end_ns=2 * S, outcome=CUT),
+        ]
+    )
+    assert window.completed(found, 2 * S, 3 * S) == 1
+
+
+def test_restart_idle_share() -> None:
+    found = samples(
+        [
+            stream_of([S], send_ns=0, end_ns=4 * S),
+            stream_of([6 * S], send_ns=5 * S, end_ns=10 * S, round=1),
+            stream_of([S], send_ns=0, end_ns=10 * S, stream=1),
+        ]
+    )
+    assert window.restart_idle_share(found, 0, 10 * S) == pytest.approx(1 / 20)
+
+
+def test_mean_depth_weights_by_time() -> None:
+    """100 prompt tokens; one token stands for 1 s, a second for 3 s."""
+    found = samples([stream_of([S, 2 * S], send_ns=0, end_ns=5 * S, prompt=100)])
+    depth = window.mean_depth(found, table_of(found), 7, 0, 5 * S)
+    assert depth.value == pytest.approx((101 * 1 + 102 * 3) / 4)
+    untold = samples([stream_of([S, 2 * S], send_ns=0, end_ns=5 * S)])
+    assert window.mean_depth(untold, table_of(untold), 7, 0, 5 * S).value == pytest.approx((8 + 9 * 3) / 4)
+    assert window.mean_depth(untold, table_of(untold), 7, 6 * S, 7 * S).value is None
+
+
+def test_gauge_mean_is_weighted_by_time() -> None:
+    polls = [Live(0, running=100.0), Live(1 * S, running=2.0), Live(2 * S, running=2.0), Live(9 * S, running=16.0)]
+    mean = window.gauge_mean(polls, "running", S, 10 * S)
+    assert mean.value == pytest.approx((0.5 * 2 + 4 * 2 + 4.5 * 16) / 9)
+
+
+def test_gauge_of_nothing_has_a_reason() -> None:
+    assert "does not tell" in (window.gauge_mean([], "running", 0, S).reason or "")
+    far = window.gauge_mean([Live(5 * S, running=1.0)], "running", 0, S)
+    assert far.value is None and "no poll" in (far.reason or "")
+
+
+@given(st.dictionaries(st.integers(0, 99), st.integers(0, 50), min_size=1, max_size=30))
+def test_gauge_mean_matches_a_naive_nearest_poll(raw: dict[int, int]) -> None:
+    polls = [Live(t * MS, waiting=float(v)) for t, v in raw.items()]
+    mean = window.gauge_mean(polls, "waiting", 0, 100 * MS).value
+    grid = [(i + 0.5) / 10 for i in range(1000)]
+    nearest = [min(raw, key=lambda t: (abs(t - x), t)) for x in grid]
+    assert mean == pytest.approx(sum(raw[t] for t in nearest) / 1000, abs=0.6)
+    assert min(raw.values()) - 1e-9 <= (mean or 0.0) <= max(raw.values()) + 1e-9
+
+
+def test_s6_acceptance_is_the_counters_difference() -> None:
+    """Fault S6: neither the gauge's last value nor the totals since the server's start."""
+    polls = [
+        Live(0, drafts_total=1000.0, drafted_total=4000.0, accepted_total=0.0, accept_length=9.0),
+        Live(1 * S, drafts_total=2000.0, drafted_total=8000.0, accepted_total=100.0, accept_length=9.0),
+        Live(2 * S, drafts_total=2100.0, drafted_total=8400.0, accepted_total=350.0, accept_length=9.0),
+        Live(3 * S, drafts_total=2200.0, drafted_total=8800.0, accepted_total=400.0, accept_length=9.0),
+    ]
+    found = window.acceptance(polls, S, 4 * S)
+    assert found.kind == "counters" and found.length == pytest.approx(1 + 300 / 200)
+    assert found.draft_share == pytest.approx(300 / 800)
+
+
+def test_s6_a_gauge_is_averaged_and_labelled() -> None:
+    polls = [Live(t * S, accept_length=v) for t, v in ((0, 1.0), (1, 3.0), (2, 5.0))]
+    found = window.acceptance(polls, S, 3 * S)
+    assert found.kind == "gauge mean" and found.length == pytest.approx((0.5 * 3 + 1.5 * 5) / 2)
+    assert window.acceptance([Live(0)], 0, S).reason
+    idle = [Live(0, drafts_total=5.0, accepted_total=3.0), Live(S, drafts_total=5.0, accepted_total=3.0)]
+    none = window.acceptance(idle, 0, 2 * S)
+    assert none.length is None and "no verification step" in (none.reason or "")
+
+
+def test_a_counter_that_falls_is_no_difference() -> None:
+    polls = [Live(0, preemptions_total=7.0), Live(S, preemptions_total=0.0)]
+    found = window.counter_delta(polls, "preemptions_total", 0, 2 * S)
+    assert found.value is None and "backwards" in (found.reason or "")
+    assert window.counter_delta(polls[:1], "preemptions_total", 0, 2 * S).value is None
+
+
+def test_series_hold_all_tokens_and_few_points() -> None:
+    found = closed_loop(np.random.default_rng(1), seconds=6.0)
+    table = table_of(found)
+    series = window.rate_series(table, S, 5 * S)
+    assert 10 <= len(series.values) <= window.CHART_POINTS
+    assert sum(series.values) * 4 / len(series.values) == pytest.approx(window.tokens_between(table, S, 5 * S))
+    polls = [Live(i * MS, running=float(i)) for i in range(5000)]
+    assert len(window.gauge_series(polls, "running", 0, 5 * S).values) <= window.CHART_POINTS

@@ -1,0 +1,492 @@
+"""The rig keeps its schedule, queue, room and cache; checked over real sockets with the rig's own log."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flatout.rig import RigConfig, RigHandle, running
+from flatout.rig.config import profile_from_seed
+from flatout.rig.handle import RigError
+from tests.rig_client import Client, chat, complete, get, metrics, post, start_stream, wait_for
+
+SEED = Path(__file__).parent / "fixtures" / "seed" / "speed-test.json"
+
+
+def levels(rig: RigHandle) -> tuple[int, int]:
+    truth = rig.log()
+    return int(truth.level_running[-1]), int(truth.level_waiting[-1])
+
+
+# -- speed -------------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("pattern", ["step", "spread"])
+@pytest.mark.parametrize("per_event", [1, 4])
+def test_every_stream_gets_its_tokens_at_its_rate(pattern: str, per_event: int) -> None:
+    config = RigConfig.from_dict({"decode_tok_s": 200, "pattern": pattern, "tokens_per_event": per_event})
+    with running(config) as rig:
+        clients = [start_stream(rig.url, 101) for _ in range(4)]
+        answers = [client.read() for client in clients]
+        truth = rig.log()
+        for client in clients:
+            client.close()
+    for answer in answers:
+        assert answer.usage() is not None and answer.usage()["completion_tokens"] == 101  # type: ignore[index]
+        assert (answer.finish(), answer.done, answer.ended) == ("length", True, True)
+        assert len(answer.texts()) == (102 if per_event == 1 else 27)
+    assert truth.reason == ["finished"] * 4
+    assert list(truth.sent_tokens) == list(truth.generated_tokens) == [101] * 4
+    # 100 tokens after the first, at 200 a second each; the machine may be late, never early.
+    spans_s = (truth.last_ns - truth.first_ns) / 1e9
+    assert np.all(spans_s > 0.49) and np.all(spans_s < 0.8)
+    first = [np.flatnonzero(truth.event_request == r)[0] for r in range(4)]
+    assert all(truth.event_tokens[i] == 1 for i in first)
+
+
+def test_in_step_means_together_and_spread_means_apart() -> None:
+    apart = {}
+    for pattern in ("step", "spread"):
+        with running(RigConfig.from_dict({"decode_tok_s": 20, "pattern": pattern})) as rig:
+            clients = [start_stream(rig.url, 8) for _ in range(4)]
+            for client in clients:
+                client.read()
+                client.close()
+            truth = rig.log()
+        fourth = [truth.event_ns[truth.event_request == r][4] for r in range(4)]
+        apart[pattern] = (max(fourth) - min(fourth)) / 1e6
+    assert apart["step"] < 20 < apart["spread"]
+
+
+def test_the_capacity_is_shared_and_tables_follow_concurrency() -> None:
+    for knobs in ({"capacity_tok_s": 400}, {"decode_table": {1: 400, 4: 100}}):
+        with running(RigConfig.from_dict(knobs)) as rig:
+            complete(rig.url, 41)
+            clients = [start_stream(rig.url, 41) for _ in range(4)]
+            for client in clients:
+                client.read()
+                client.close()
+            truth = rig.log()
+        spans_s = (truth.last_ns - truth.first_ns) / 1e9
+        assert 0.095 < spans_s[0] < 0.3
+        assert np.all(spans_s[1:] > 0.38)
+
+
+def test_bursts_keep_the_mean_rate() -> None:
+    with running(RigConfig(decode_tok_s=200, burst_events=5)) as rig:
+        complete(rig.url, 101)
+        truth = rig.log()
+        gaps, _ = truth.gaps_ns()
+        assert 0.47 < (truth.last_ns[0] - truth.first_ns[0]) / 1e9 < 0.8
+        assert np.median(gaps) < 2e6 and np.sum(gaps > 15e6) >= 18
+        rig.control(burst_one_send=True)
+        answer = complete(rig.url, 101)
+        assert len([1 for text in answer.texts() if text]) == 101
+        truth = rig.log()
+    sends = truth.event_ns[truth.event_request == 1]
+    assert len(sends) == 101 and len(set(sends)) == 21
+
+
+def test_jitter_does_not_add_up() -> None:
+    with running(RigConfig(decode_tok_s=100, jitter_ms=1)) as rig:
+        complete(rig.url, 61)
+        gaps, _ = rig.log().gaps_ns()
+    assert gaps.std() > 0.5e6
+    assert 0.59 < gaps.sum() / 1e9 < 0.8
+
+
+def test_speculative_decoding_varies_the_tokens_of_an_event_and_counts_them() -> None:
+    for dialect, prefix in (("vllm", "vllm:"), ("llamacpp", "llamacpp:")):
+        config = RigConfig(dialect=dialect, decode_tok_s=2000, spec_accept_length=3.0)  # type: ignore[arg-type]
+        with running(config) as rig:
+            answer = complete(rig.url, 1201)
+            seen = metrics(rig.url)
+            tokens = rig.log().event_tokens
+        assert answer.usage()["completion_tokens"] == 1201 == tokens.sum()  # type: ignore[index]
+        drafts, accepted = (
+            seen[prefix + "spec_decode_num_drafts_total"],
+            seen[prefix + "spec_decode_num_accepted_tokens_total"],
+        )
+        assert 1 + accepted / drafts == pytest.approx(3.0, abs=0.3)
+        assert seen[prefix + "spec_decode_num_draft_tokens_total"] == 7 * drafts
+        assert (len(set(tokens)) > 3) is (dialect == "vllm")
+
+
+def test_a_stall_silences_all_streams_for_its_time() -> None:
+    with running(RigConfig(decode_tok_s=100, stalls=((0.2, 0.3),))) as rig:
+        clients = [start_stream(rig.url, 61) for _ in range(3)]
+        for client in clients:
+            client.read()
+            client.close()
+        truth = rig.log()
+        (start_ns, end_ns) = truth.stall_ns[0]
+        assert end_ns - start_ns == 300_000_000
+        assert truth.tokens_between(start_ns + 3_000_000, end_ns) == 0
+        assert truth.gaps_ns()[0].max() >= 300_000_000
+        rig.control(stall_now_s=0.2)
+        complete(rig.url, 3)
+        truth = rig.log()
+    assert truth.ttft_ms()[-1] >= 190
+
+
+def test_time_scale_makes_everything_faster() -> None:
+    with running(RigConfig(decode_tok_s=20, ttft_ms=1000, time_scale=0.05)) as rig:
+        complete(rig.url, 41)
+        truth = rig.log()
+    assert 50 <= truth.ttft_ms()[0] < 150
+    assert 0.095 < (truth.last_ns[0] - truth.first_ns[0]) / 1e9 < 0.4
+
+
+# -- prefill and cache -------------------------------------------------------------------------------------------------
+def test_prefill_costs_by_the_uncached_token_and_usage_tells_the_cache() -> None:
+    text = "some words of a prompt that is long enough " * 40
+    with running(RigConfig(dialect="sglang", ttft_ms=10, prefill_tok_s=2000)) as rig:
+        n = post(rig.url, "/tokenize", {"prompt": text}).json()["count"]
+        usages = [complete(rig.url, 2, text).usage() for _ in range(2)]
+        assert post(rig.url, "/flush_cache", {}).status == 200
+        usages.append(complete(rig.url, 2, text).usage())
+        usages.append(complete(rig.url, 2, "Other " + text).usage())
+        truth = rig.log()
+    cached = [usage["prompt_tokens_details"]["cached_tokens"] for usage in usages if usage]
+    assert cached == [0, n - 1, 0, 0] == list(truth.cached_tokens)
+    assert {usage["prompt_tokens"] for usage in usages[:3] if usage} == {n}
+    cold_ms = 10 + n / 2
+    assert truth.ttft_ms()[0] >= cold_ms and truth.ttft_ms()[2] >= cold_ms
+    assert truth.ttft_ms()[1] < cold_ms / 2
+
+
+def test_no_cache_and_late_caches() -> None:
+    text = "a prompt of some length " * 100
+    for knobs, cached in (({"cache": False}, [0, 0, 0]), ({"cache_after_sends": 2}, [0, 0, 496])):
+        with running(RigConfig.from_dict({"ttft_ms": 1, **knobs})) as rig:
+            for _ in range(3):
+                complete(rig.url, 1, text)
+            assert list(rig.log().cached_tokens) == cached
+
+
+def test_serial_prefill_makes_requests_wait_for_each_other() -> None:
+    config = RigConfig(prefill_queue="serial", prefill_tok_s=1000, ttft_ms=0, decode_tok_s=1000)
+    with running(config) as rig:
+        clients = [start_stream(rig.url, 2, f"{name} " + "word " * 99) for name in "abc"]
+        for client in clients:
+            client.read()
+            client.close()
+        ttft_ms = np.sort(rig.log().ttft_ms())
+    assert ttft_ms[0] >= 100 and ttft_ms[1] >= 195 and ttft_ms[2] >= 290
+
+
+def test_long_prompts_do_not_hold_up_running_streams() -> None:
+    with running(RigConfig(decode_tok_s=100, ttft_ms=5)) as rig:
+        stream = start_stream(rig.url, 81)
+        stream.read(chunks=5)
+        big = complete(rig.url, 1, "several words of a very long prompt " * 20_000)
+        again = complete(rig.url, 1, "several words of a very long prompt " * 20_000)
+        stream.read_rest()
+        stream.close()
+        truth = rig.log()
+    assert big.usage()["prompt_tokens"] == again.usage()["prompt_tokens"] > 100_000  # type: ignore[index]
+    assert truth.late_ns()["p50"] < 20_000_000
+
+
+# -- prompts and lengths -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "llamacpp"])
+def test_tokenize_agrees_with_usage_and_the_template_adds_what_it_says(dialect: str) -> None:
+    text = "Words, 12345 numbers;\n\nlines and internationally long words \u00e9\U0001f98a"
+    config = RigConfig(dialect=dialect, template_head_tokens=6, template_tail_tokens=3)  # type: ignore[arg-type]
+    with running(config) as rig:
+        tokens = post(rig.url, "/tokenize", {"prompt": text, "content": text}).json()["tokens"]
+        plain = complete(rig.url, 1, text).usage()
+        ids = complete(rig.url, 1, tokens).usage()
+        talk = chat(rig.url, 1, messages=[{"role": "user", "content": text}]).usage()
+        parts = [{"type": "text", "text": text}]
+        two = chat(
+            rig.url, 1, messages=[{"role": "system", "content": text}, {"role": "user", "content": parts}]
+        ).usage()
+        assert plain and ids and talk and two
+        if dialect == "vllm":
+            whole = post(rig.url, "/tokenize", {"messages": [{"role": "user", "content": text}]}).json()["count"]
+            assert whole == talk["prompt_tokens"]
+    assert plain["prompt_tokens"] == ids["prompt_tokens"] == len(tokens)
+    assert talk["prompt_tokens"] == len(tokens) + 9
+    assert two["prompt_tokens"] == 2 * len(tokens) + 12
+
+
+def test_lengths_over_the_model_are_refused_or_cut_as_the_engine_does() -> None:
+    for dialect in ("vllm", "sglang", "openai"):
+        with running(RigConfig(dialect=dialect, model_len=64)) as rig:  # type: ignore[arg-type]
+            assert complete(rig.url, 50, "word " * 30).status == 400
+            assert complete(rig.url, 1, "word " * 100).status == 400
+            assert complete(rig.url, 33, [1] * 31).status == 200
+            assert rig.log().reason == ["refused: total_too_long", "refused: prompt_too_long", "finished"]
+    with running(RigConfig(dialect="llamacpp", model_len=64, decode_tok_s=1000)) as rig:
+        answer = complete(rig.url, 5000, [1] * 30)
+        assert (answer.finish(), answer.usage()["completion_tokens"]) == ("length", 34)  # type: ignore[index]
+        assert complete(rig.url, 1, [1] * 64).json()["error"]["n_ctx"] == 64
+    with running(RigConfig(model_len=64, truncate_silently=True, decode_tok_s=1000)) as rig:
+        assert complete(rig.url, 5, [1] * 500).usage()["prompt_tokens"] == 64  # type: ignore[index]
+
+
+def test_several_choices_and_prompts() -> None:
+    with running(RigConfig(dialect="vllm", decode_tok_s=1000)) as rig:
+        answer = complete(rig.url, 6, n=2)
+        assert len(answer.texts(0)) == len(answer.texts(1)) == 6
+        assert answer.texts(0) != answer.texts(1)
+        assert answer.usage()["completion_tokens"] == 12  # type: ignore[index]
+        batch = complete(rig.url, 6, ["one", "two three"])
+        assert batch.usage() == {"prompt_tokens": 3, "total_tokens": 15, "completion_tokens": 12}
+        assert rig.log().level_running.max() == 2
+
+
+# -- queue and room ----------------------------------------------------------------------------------------------------
+def test_a_limit_of_running_requests_makes_a_fifo_queue() -> None:
+    with running(RigConfig(dialect="vllm", max_running=2, decode_tok_s=200)) as rig:
+        clients = []
+        for _ in range(5):
+            clients.append(start_stream(rig.url, 41))
+            time.sleep(0.01)
+        wait_for(lambda: levels(rig) == (2, 3))
+        seen = metrics(rig.url)
+        assert (seen["vllm:num_requests_running"], seen["vllm:num_requests_waiting"]) == (2, 3)
+        for client in clients:
+            assert client.read().ended
+            client.close()
+        truth = rig.log()
+    assert list(np.argsort(truth.first_ns, kind="stable")) == [0, 1, 2, 3, 4]
+    assert truth.level_running.max() == 2
+    assert truth.running_mean(truth.first_ns[0], truth.end_ns[1]) == pytest.approx(2, abs=0.1)
+    assert truth.waiting_mean(truth.arrival_ns[4], truth.end_ns[0]) == pytest.approx(3, abs=0.3)
+
+
+def test_the_room_counts_own_prompts_and_a_shared_one_once() -> None:
+    def most(prompts: list[list[int]]) -> int:
+        with running(RigConfig(kv_tokens=1000, decode_tok_s=500)) as rig:
+            clients = [start_stream(rig.url, 50, prompt) for prompt in prompts]
+            for client in clients:
+                client.read()
+                client.close()
+            assert rig.log().reason == ["finished"] * len(prompts)
+            return int(rig.log().level_running.max())
+
+    assert most([[i] * 400 for i in range(4)]) == 2
+    assert most([[7] * 400] * 4) == 4
+    with running(RigConfig(kv_tokens=1000)) as rig:
+        assert complete(rig.url, 700, [1] * 400).status == 400
+
+
+def test_preemption_sends_the_youngest_back() -> None:
+    config = RigConfig(dialect="vllm", kv_tokens=260, preemption=True, decode_tok_s=500)
+    with running(config) as rig:
+        clients = [start_stream(rig.url, 100, [i] * 50) for i in range(3)]
+        answers = [client.read() for client in clients]
+        for client in clients:
+            client.close()
+        seen = metrics(rig.url)
+        truth = rig.log()
+    assert seen["vllm:num_preemptions_total"] >= 1
+    assert [answer.usage()["completion_tokens"] for answer in answers] == [100] * 3  # type: ignore[index]
+    assert list(truth.sent_tokens) == [100] * 3
+    assert seen["vllm:kv_cache_usage_perc"] == 0
+
+
+# -- hang-ups, leftovers, aborts ---------------------------------------------------------------------------------------
+def test_a_closed_stream_ends_at_once_by_default() -> None:
+    with running(RigConfig(dialect="vllm", decode_tok_s=100)) as rig:
+        client = start_stream(rig.url, 10_000)
+        client.read(chunks=3)
+        client.close()
+        wait_for(lambda: levels(rig) == (0, 0))
+        truth = rig.log()
+    assert truth.reason == ["client_closed"]
+    assert truth.generated_tokens[0] == truth.sent_tokens[0] < 100
+
+
+def test_leftovers_run_on_and_are_in_the_log_until_they_are_aborted() -> None:
+    with running(RigConfig(dialect="sglang", decode_tok_s=200, leftover=True)) as rig:
+        client = start_stream(rig.url, 10_000, rid="mine")
+        other = start_stream(rig.url, 10_000)
+        client.read(chunks=2)
+        client.close()
+        other.read(chunks=2)
+        other.close()
+        time.sleep(0.2)
+        t0_ns = time.monotonic_ns()
+        time.sleep(0.2)
+        truth = rig.log()
+        assert metrics(rig.url)["sglang:num_running_reqs"] == 2
+        assert truth.running_mean(t0_ns, truth.taken_ns) == 2
+        assert truth.tokens_between(t0_ns, truth.taken_ns) == 0
+        assert truth.tokens_between(t0_ns, truth.taken_ns, leftover=True) > 40
+        assert post(rig.url, "/abort_request", {"rid": "mine"}).status == 200
+        assert levels(rig) == (1, 0)
+        post(rig.url, "/abort_request", {"abort_all": True})
+        assert levels(rig) == (0, 0)
+        assert rig.log().reason == ["aborted", "aborted"]
+        assert metrics(rig.url)["sglang:num_aborted_requests_total"] == 2
+
+
+def test_vllm_has_its_own_calls_in_development_mode() -> None:
+    with running(RigConfig(dialect="vllm", decode_tok_s=100, dev_mode=True, report_cached=True)) as rig:
+        for cached in (0, 256):
+            assert complete(rig.url, 1, [3] * 300).usage()["prompt_tokens_details"]["cached_tokens"] == cached  # type: ignore[index]
+        assert post(rig.url, "/reset_prefix_cache", None).status == 200
+        client = start_stream(rig.url, 10_000, [3] * 300, request_id="mine")
+        client.read(chunks=2)
+        assert post(rig.url, "/abort_requests", {"request_ids": ["mine"]}).status == 200
+        assert client.read_rest().done
+        client.close()
+        truth = rig.log()
+        assert (truth.reason[-1], truth.cached_tokens[-1], truth.rid[-1]) == ("aborted", 0, "mine")
+        rig.control(dev_mode=False)
+        assert post(rig.url, "/reset_prefix_cache", None).status == 404
+
+
+def test_leftovers_may_end_by_themselves_or_refuse_to() -> None:
+    with running(RigConfig(dialect="sglang", decode_tok_s=1000, leftover=True, leftover_abortable=False)) as rig:
+        client = start_stream(rig.url, 600)
+        client.read(chunks=2)
+        client.close()
+        wait_for(lambda: rig.log().tokens_between(0, 2**62, leftover=True) > 50)
+        post(rig.url, "/abort_request", {"abort_all": True})
+        assert levels(rig) == (1, 0)
+        wait_for(lambda: levels(rig) == (0, 0))
+        truth = rig.log()
+        assert (truth.reason[0], truth.generated_tokens[0]) == ("leftover", 600)
+        assert metrics(rig.url)["sglang:generation_tokens_total"] == 600
+        rig.control(leftover_limit_s=0.1)
+        client = start_stream(rig.url, 100_000)
+        client.read(chunks=2)
+        client.close()
+        wait_for(lambda: levels(rig) == (0, 0))
+        assert rig.log().generated_tokens[-1] < 2000
+
+
+def test_planted_requests_run_and_slow_the_others() -> None:
+    with running(RigConfig(capacity_tok_s=500)) as rig:
+        rig.control(plant={"requests": 4, "tokens": 100_000, "context": 50})
+        assert levels(rig) == (4, 0)
+        complete(rig.url, 41)
+        truth = rig.log()
+    mine = truth.rid.index(next(rid for rid in truth.rid if not rid.startswith("planted")))
+    assert (truth.last_ns[mine] - truth.first_ns[mine]) / 1e9 > 0.38
+
+
+def test_an_abort_tells_the_stream() -> None:
+    with running(RigConfig(dialect="sglang", decode_tok_s=100)) as rig:
+        client = start_stream(rig.url, 10_000)
+        client.read(chunks=2)
+        post(rig.url, "/abort_request", {"abort_all": True})
+        answer = client.read_rest()
+        client.close()
+    assert answer.done and answer.usage() is not None
+
+
+# -- counters ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("dialect", "name", "live"),
+    [
+        ("vllm", "vllm:generation_tokens_total", True),
+        ("sglang", "sglang:generation_tokens_total", False),
+        ("llamacpp", "llamacpp:tokens_predicted_total", False),
+    ],
+)
+def test_generation_counters_move_when_the_engines_do(dialect: str, name: str, live: bool) -> None:
+    with running(RigConfig(dialect=dialect, decode_tok_s=200)) as rig:  # type: ignore[arg-type]
+        client = start_stream(rig.url, 61)
+        client.read(chunks=20)
+        assert (metrics(rig.url)[name] > 0) is live
+        client.read_rest()
+        client.close()
+        assert metrics(rig.url)[name] == 61
+        rig.control(counter_factor=2.0)
+        assert metrics(rig.url)[name] == 122
+
+
+def test_gauges_may_be_old() -> None:
+    with running(RigConfig(dialect="sglang", gauge_lag_ms=60_000)) as rig:
+        assert metrics(rig.url)["sglang:num_running_reqs"] == 0
+        client = start_stream(rig.url, 100)
+        client.read(chunks=1)
+        assert metrics(rig.url)["sglang:num_running_reqs"] == 0
+        client.close()
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+def test_connections_are_kept_and_requests_may_come_close_together() -> None:
+    with running(RigConfig(decode_tok_s=1000)) as rig:
+        client = Client(rig.url)
+        body = {"prompt": "hi", "max_tokens": 3, "stream": True}
+        for _ in range(3):
+            client.send("POST", "/v1/completions", body)
+        answers = [client.read() for _ in range(3)]
+        assert client.call("GET", "/v1/models").status == 200
+        client.close()
+    assert [len(answer.texts()) for answer in answers] == [4, 4, 4]
+
+
+def test_reset_begins_a_new_log_and_what_runs_goes_on_in_it() -> None:
+    with running(RigConfig(decode_tok_s=200)) as rig:
+        complete(rig.url, 3)
+        client = start_stream(rig.url, 61)
+        client.read(chunks=3)
+        rig.reset()
+        client.read_rest()
+        client.close()
+        truth = rig.log()
+    assert len(truth.rid) == 1 and truth.reason == ["finished"]
+    assert 30 < truth.event_tokens.sum() < 61
+    assert truth.level_running[0] == 1
+
+
+def test_ipv6_and_tls(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    ca = trustme.CA()
+    cert = ca.issue_cert("::1", "localhost")
+    chain, key, root = tmp_path / "chain.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
+    chain.write_bytes(b"".join(part.bytes() for part in cert.cert_chain_pems))
+    key.write_bytes(cert.private_key_pem.bytes())
+    root.write_bytes(ca.cert_pem.bytes())
+    config = RigConfig(host="::1", certfile=str(chain), keyfile=str(key), decode_tok_s=500)
+    with running(config) as rig:
+        assert rig.url.startswith("https://[::1]:")
+        client = Client(rig.url, cafile=str(root))
+        answer = client.call("POST", "/v1/completions", {"prompt": "hi", "max_tokens": 50, "stream": True})
+        client.close()
+        assert len(answer.texts()) == 51
+        assert rig.log().reason == ["finished"]
+
+
+def test_a_reader_that_does_not_read_is_marked_in_the_log() -> None:
+    with running(RigConfig(decode_tok_s=100_000, tokens_per_event=500)) as rig:
+        client = start_stream(rig.url, 1_500_000)
+        wait_for(lambda: rig.log().blocked() > 0)
+        answer = client.read()
+        client.close()
+        truth = rig.log()
+    assert answer.usage()["completion_tokens"] == 1_500_000  # type: ignore[index]
+    late = truth.event_flushed_ns - truth.event_ns
+    assert late.max() > 0 and np.all(late >= 0)
+    assert truth.blocked() == np.sum(late > 0)
+
+
+def test_the_seed_profile_serves_at_its_speeds() -> None:
+    knobs = {**profile_from_seed(SEED), "dialect": "sglang", "time_scale": 0.25, "tokens_per_event": 8}
+    with running(RigConfig.from_dict(knobs)) as rig:
+        prompt = [5] * 8192
+        complete(rig.url, 1, prompt, model="qwen")
+        complete(rig.url, 401, prompt, model="qwen")
+        truth = rig.log()
+        info = get(rig.url, "/get_server_info").json()
+    assert 55 <= truth.ttft_ms()[0] < 100  # 220 ms × 0.25
+    assert 21 <= truth.ttft_ms()[1] < 60  # 86 ms × 0.25
+    assert 0.21 < (truth.last_ns[1] - truth.first_ns[1]) / 1e9 < 0.4  # 400 tokens at 455.5 tok/s × 0.25
+    assert info["max_running_requests"] == 32
+
+
+def test_what_cannot_start_says_why() -> None:
+    with running(RigConfig()) as rig:
+        port = int(rig.url.rsplit(":", 1)[1])
+        with pytest.raises(RigError, match=f"port {port}"), running(RigConfig(port=port)):
+            pass
+        with pytest.raises(RigError, match="no knob called 'speed'"):
+            rig.control(speed=3)

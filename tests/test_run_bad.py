@@ -1,0 +1,285 @@
+"""Bad input: one clear sentence each, the cell fails with the server's words, the rest goes on, nothing is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flatout.flags import MEASURED
+from flatout.load.job import Timeouts
+from flatout.record import Record, read
+from flatout.run import conduct
+from flatout.run.events import Control
+from flatout.run.resume import ResumeError
+from flatout.target.base import TargetError
+from tests.rigged import measure, rig, suite
+
+FLATOUT = [sys.executable, "-m", "flatout"]
+
+
+def run_cli(*words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*FLATOUT, *words], capture_output=True, text=True, timeout=timeout_s, check=False)
+
+
+def only_record(results: Path) -> Record:
+    (path,) = results.glob("*/record.json")
+    return read(path)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def test_a_url_that_is_no_server(tmp_path: Path) -> None:
+    done = run_cli("run", f"http://127.0.0.1:{free_port()}", "--results", str(tmp_path))
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and done.stderr.startswith("flatout: ") and "refused" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://[::1", "::", "http://host:notaport"])
+def test_what_is_no_url(url: str, tmp_path: Path) -> None:
+    done = run_cli("run", url, "--results", str(tmp_path))
+    assert done.returncode in (1, 2) and done.stderr.startswith("flatout: ") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "URL"),
+        (["http://x", "--api", "smoke"], "--api"),
+        (["http://x", "--suite", "nope"], "standard"),
+        (["http://x", "--contexts", "8q"], "8q"),
+        (["http://x", "--concurrency", "0"], "simultaneous"),
+        (["http://x", "--extra-body", "{"], "--extra-body"),
+        (["http://x", "--extra-body", '{"n": 2}'], "n > 1"),
+        (["http://x", "--extra-body", '{"stream": false}'], "stream"),
+        (["http://x", "--header", "nocolon"], "--header"),
+        (["http://x", "--ca", "/nonexistent"], "--ca"),
+        (["http://x", "--hardware", "nonsense"], "hardware"),
+        (["http://x", "--precision", "900%"], "precision"),
+        (["http://x", "--time", "5", "--precision", "1%"], "--time"),
+    ],
+)
+def test_wrong_use_is_exit_code_2_and_one_sentence(words: list[str], told: str) -> None:
+    done = run_cli("run", *words)
+    assert done.returncode == 2, done.stderr
+    assert told in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_wrong_key_and_a_wrong_model_are_named(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "api_key": "sk-right-1234567890"}) as server:
+        with pytest.raises(TargetError, match="api-key") as caught:
+            measure(server, tmp_path, key="sk-wrong-1234567890")
+        assert caught.value.kind == "auth" and "sk-wrong" not in str(caught.value)
+        with pytest.raises(TargetError, match="rig-model") as caught:
+            measure(server, tmp_path, key="sk-right-1234567890", model="no-such")
+        assert caught.value.kind == "model"
+        run = measure(server, tmp_path, key="sk-right-1234567890")
+    assert run.cell("d/256/1").status in MEASURED
+    for path in tmp_path.rglob("*"):
+        assert not path.is_file() or b"sk-right-1234567890" not in path.read_bytes()
+
+
+def test_u2_an_untrusted_certificate_is_said_with_the_way_out(tmp_path: Path) -> None:
+    import trustme
+
+    authority, other = trustme.CA(), trustme.CA()
+    chain = authority.issue_cert("127.0.0.1")
+    cert, key, ca = tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "ca.pem"
+    cert.write_bytes(b"".join(b.bytes() for b in chain.cert_chain_pems))
+    key.write_bytes(chain.private_key_pem.bytes())
+    authority.cert_pem.write_to_path(ca)
+    wrong = tmp_path / "wrong.pem"
+    other.cert_pem.write_to_path(wrong)
+    with rig({"dialect": "vllm", "certfile": str(cert), "keyfile": str(key)}) as server:
+        for options in ({}, {"ca_file": str(wrong)}):
+            with pytest.raises(TargetError, match=r"--ca|--insecure") as caught:
+                measure(server, tmp_path / "r", **options)
+            assert caught.value.kind == "tls"
+        trusted = measure(server, tmp_path / "a", ca_file=str(ca))
+        unchecked = measure(server, tmp_path / "b", insecure=True)
+    assert trusted.cell("d/256/1").status in MEASURED and unchecked.cell("d/256/1").status in MEASURED
+    assert trusted.record.protocol.tls
+
+
+@pytest.mark.parametrize(
+    ("knobs", "told"),
+    [
+        ({"error_after_tokens": 5}, "error"),
+        ({"truncate_after_tokens": 5}, "finish"),
+        ({"truncate_after_tokens": 5, "truncate_mode": "reset"}, "reset"),
+        ({"truncate_after_tokens": 5, "truncate_mode": "clean_end"}, "finish"),
+        ({"bad_json_at": 3}, "JSON"),
+        ({"hang_after_tokens": 5}, "silen"),
+        ({"html": True}, "HTML"),
+    ],
+)
+def test_s3_s5_a_server_that_breaks_off_fails_its_cells(tmp_path: Path, knobs: dict, told: str) -> None:
+    """It turns bad once the run has begun: the cells fail with its words, the record stands, exit code 3."""
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+
+        def spoil(event: object) -> None:
+            if type(event).__name__ == "Started":
+                server.control(**knobs)
+
+        from flatout.run.options import Options
+
+        test = suite(concurrency=(1, 2), max_output=64)
+        options = Options(
+            url=server.url, results=tmp_path, suite=test, warmup=False, timeouts=Timeouts(2.0, 3.0, 1.5, 20.0)
+        )
+        record, directory = conduct.run(options, spoil, Control())
+    assert read(directory).state == "finished"
+    for cell in record.cells:
+        assert cell.status == "failed", (cell.status, cell.reason)
+        assert cell.decode is None or cell.decode.total_tok_s.value is None or cell.error
+    words = " ".join(c.error or "" for c in record.cells)
+    assert told.lower() in words.lower(), words
+    assert conduct.exit_code(record) == conduct.EXIT_DOUBT
+
+
+def test_a_server_that_dies_in_the_middle(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 200, "die_after_tokens": 900}) as server:
+        test = suite(concurrency=(1, 2, 4, 8, 16), time_s=2.0, min_time_s=2.0)
+        from flatout.run.options import Options
+
+        options = Options(url=server.url, results=tmp_path, suite=test, warmup=False, drain_s=2.0)
+        record, directory = conduct.run(options, lambda _: None, Control())
+    states = [c.status for c in record.cells]
+    assert states[0] in MEASURED and "failed" in states
+    assert all(c.reason for c in record.cells if c.status not in ("valid",))
+    assert conduct.exit_code(record) == conduct.EXIT_DOUBT
+    assert read(directory) == record
+
+
+def test_a_ten_megabyte_event_is_read(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 100, "huge_event_at": 20}) as server:
+        run = measure(server, tmp_path)
+    assert run.cell("d/256/1").decode is not None
+
+
+def test_rate_limits_are_respected_counted_and_never_stormed(tmp_path: Path) -> None:
+    """429 with Retry-After (generic server): no request before its time; the cell says how many were refused."""
+    with rig({"dialect": "openai", "decode_tok_s": 300, "rate_limit_per_s": 2.0, "retry_after_s": 1.0}) as server:
+        run = measure(server, tmp_path, suite=suite(concurrency=(4,), time_s=3.0, min_time_s=3.0))
+        refused = sum(reason.startswith("refused") for reason in run.truth.reason)
+    cell = run.cell("d/256/4")
+    assert cell.status != "failed", cell.error
+    assert refused > 0
+    arrivals = run.truth.arrival_ns
+    span_s = (arrivals.max() - arrivals.min()) / 1e9
+    assert len(arrivals) <= 8 * span_s + 20, "refused requests were repeated too fast"
+
+
+def test_a_token_budget_is_kept(tmp_path: Path) -> None:
+    with rig({"dialect": "openai", "decode_tok_s": 300}) as server:
+        test = suite(prefill=(256,), concurrency=(1, 2, 4), time_s=1.0, min_time_s=1.0)
+        run = measure(server, tmp_path, suite=test, max_tokens_total=3000)
+    spent = sum(run.record.tokens_spent.values())
+    assert 0 < spent <= 3000
+    left = [c for c in run.record.cells if c.status == "not_run"]
+    assert left and all("budget" in (c.reason or "") for c in left)
+
+
+def test_u7_a_second_run_never_overwrites_the_first(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+        first = measure(server, tmp_path)
+        second = measure(server, tmp_path)
+    assert first.directory != second.directory
+    assert read(first.directory).id == first.record.id
+
+
+def test_resume_measures_only_what_is_missing_and_refuses_another_server(tmp_path: Path) -> None:
+    control = Control()
+    test = suite(concurrency=(1, 2, 4), time_s=1.0, min_time_s=1.0)
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+        from flatout.run.options import Options
+
+        def stop_after_first(event: object) -> None:
+            if type(event).__name__ == "CellDone":
+                control.stop("a test")
+
+        options = Options(url=server.url, results=tmp_path, suite=test, warmup=False)
+        record, directory = conduct.run(options, stop_after_first, control)
+        assert record.state == "interrupted" and [c.status in MEASURED for c in record.cells] == [True, False, False]
+        assert all(c.reason for c in record.cells[1:])
+        with pytest.raises(ResumeError, match="options"):
+            measure(server, tmp_path, suite=suite(concurrency=(1, 2, 4), time_s=1.5, min_time_s=1.5), resume=directory)
+        again = measure(server, tmp_path, suite=test, resume=directory)
+    assert again.directory == directory and again.record.id == record.id
+    assert again.record.cells[0] == record.cells[0], "what was measured stays as it is"
+    assert all(c.status in MEASURED for c in again.record.cells)
+    with rig({"dialect": "vllm", "decode_tok_s": 300, "version": "9.9.9"}) as other, pytest.raises(
+        ResumeError, match="version"
+    ):  # fmt: skip
+        measure(other, tmp_path, suite=test, resume=directory)
+
+
+def test_u3_ctrl_c_writes_a_partial_record_and_a_second_one_ends_at_once(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 100}) as server:
+        words = [
+            *FLATOUT, "run", server.url, "--results", str(tmp_path), "--contexts", "256", "--prefill", "none",
+            "--concurrency", "1", "--time", "60", "--no-warmup", "--plain",
+        ]  # fmt: skip
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        _until_measuring(process)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 3, (out, err)
+        record = only_record(tmp_path)
+        assert record.state == "interrupted" and "user" in (record.state_reason or "")
+        assert "Traceback" not in err
+        assert not _children_named("flatout.load")
+
+
+def _until_measuring(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    end = time.monotonic() + 60
+    while time.monotonic() < end:
+        if "measuring" in process.stderr.readline():
+            return
+    raise AssertionError("it did not begin to measure")
+
+
+def _children_named(name: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if name in (entry / "cmdline").read_bytes().decode():
+                    stat = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+                    if int(stat[1]) == 1:
+                        found.append(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def test_the_summary_as_json_is_json(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+        done = run_cli(
+            "run", server.url, "--results", str(tmp_path), "--contexts", "256", "--concurrency", "1", "--time", "1",
+            "--max-output", "64", "--no-warmup", "--json",
+        )  # fmt: skip
+    summary = json.loads(done.stdout)
+    assert summary and done.returncode == 0, (done.stdout, done.stderr)
+
+
+def test_a_dry_run_generates_nothing(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "kv_tokens": 5000}) as server:
+        done = run_cli("run", server.url, "--dry-run", "--suite", "quick", "--results", str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        assert "over capacity" in done.stdout and "KV need" in done.stdout
+        assert len(server.log().arrival_ns) == 0
+    assert not list(tmp_path.iterdir())
