@@ -16,13 +16,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from flatout.load.samples import ANSWER, CUT, Samples
+from flatout.load.samples import ANSWER, CUT, OK, Samples
 from flatout.measure import interval, latency, tokens, trace, trend, window
 
 F64 = npt.NDArray[np.float64]
 Rng = np.random.Generator
 STREAMS = 8
 LIVE_BIN_S = 0.02
+OUTPUT = 128
+PREFILL_S = 0.1
 GRAIN = 1e-6  # stamps are whole nanoseconds: a regular trace's interval may be narrower than they can tell
 STEP_S = 0.02
 LEAD_S = 1.0  # streams run so long before the window opens
@@ -32,7 +34,7 @@ LEAD_S = 1.0  # streams run so long before the window opens
 class Kind:
     """A maker of traces (arrival times in s and tokens, one pair a stream) with their true rate and true ITL median."""
 
-    make: Callable[[Rng, float], list[tuple[F64, npt.NDArray[np.int64]]]]
+    make: Callable[[Rng, float], list[tuple[F64, npt.NDArray[np.int64]]] | Samples]
     rate_tok_s: float
     itl_ms: float | None = None
 
@@ -40,7 +42,7 @@ class Kind:
 def _times(rng: Rng, gaps: F64, seconds: float) -> F64:
     """Arrivals from -LEAD_S (random phase) to `seconds`."""
     t = -LEAD_S - rng.random() * gaps[0] + np.cumsum(gaps)
-    return t[t < seconds]
+    return np.asarray(t[t < seconds])
 
 
 def _ones(times: F64) -> tuple[F64, npt.NDArray[np.int64]]:
@@ -116,20 +118,6 @@ def bursts(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
     return _in_step(rng, np.where(fast, 0.5 * STEP_S, 1.5 * STEP_S), seconds)
 
 
-KINDS = {
-    "independent gaps (Poisson)": Kind(poisson, STREAMS / STEP_S, 1e3 * STEP_S * float(np.log(2))),
-    "independent gaps, 10 %": Kind(jittered, STREAMS / STEP_S, 1e3 * STEP_S),
-    "steps, autocorrelated 0.5": Kind(correlated(0.5), STREAMS / STEP_S, 1e3 * STEP_S),
-    "steps, autocorrelated 0.9": Kind(correlated(0.9), STREAMS / STEP_S, 1e3 * STEP_S),
-    "speculative, 1-5 tokens": Kind(speculative, 3 * STREAMS / STEP_S),
-    "steps with stalls": Kind(stalls, STREAMS / (STEP_S * 1.18)),
-    "fast and slow phases": Kind(bursts, STREAMS / STEP_S),
-    "regular steps": Kind(regular_steps, STREAMS / (STEP_S * 1.137), 1e3 * STEP_S * 1.137),
-    "regular, streams apart": Kind(regular_apart, STREAMS / (STEP_S * 1.137), 1e3 * STEP_S * 1.137),
-    "one slow regular stream": Kind(slow_regular, 1 / 0.091, 91.0),
-}
-
-
 def as_samples(streams: list[tuple[F64, npt.NDArray[np.int64]]], seconds: float) -> Samples:
     """Samples of streams that are cut at `seconds`; time 0 is at 10 s."""
     n, base = len(streams), 10_000_000_000
@@ -152,7 +140,61 @@ def as_samples(streams: list[tuple[F64, npt.NDArray[np.int64]]], seconds: float)
         text_bytes=full(0, i64), choices=full(1, i32), error=full(-1, i32), arrival_start=starts, arrival_count=counts,
         t_ns=ns, running_tokens=running, id_tokens=np.full(len(ns), -1, dtype=i32), text_len=text,
         kind=np.full(len(ns), ANSWER, dtype=i8),
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
+
+
+def restarts(spread: float) -> Callable[[Rng, float], Samples]:
+    """Streams that begin again as their answer ends: OUTPUT tokens (± `spread` of it), a prefill of 0.1 s ± 10 %, gaps
+    of ± 10 %; the first answers are cut so that restarts come evenly."""
+
+    def make(rng: Rng, seconds: float) -> Samples:
+        pieces, rows = [], []
+        for stream in range(STREAMS):
+            now, number = -LEAD_S, 0
+            while now < seconds:
+                length = round(OUTPUT * (1 + spread * rng.uniform(-1, 1)))
+                length = max(2, round(length * (stream + 1) / STREAMS) if number == 0 else length)
+                gaps = STEP_S * (1 + 0.1 * rng.standard_normal(length - 1))
+                first = now + PREFILL_S * (1 + 0.1 * rng.standard_normal())
+                times = first + np.concatenate(([0.0], np.cumsum(gaps)))
+                kept = times[times < seconds]
+                if len(kept):
+                    pieces.append(_ones(kept))
+                    rows.append((stream, number, now, times[-1], len(kept) == length))
+                now, number = float(times[-1]), number + 1
+        found = as_samples(pieces, seconds)
+        base = 10_000_000_000
+        found.stream = np.array([r[0] for r in rows], dtype=np.int32)
+        found.round = np.array([r[1] for r in rows], dtype=np.int32)
+        found.send_ns = np.array([base + round(r[2] * 1e9) for r in rows], dtype=np.int64)
+        ended = np.array([r[4] for r in rows])
+        found.outcome = np.where(ended, OK, CUT).astype(np.int8)
+        ends = np.array([base + round(min(r[3], seconds) * 1e9) for r in rows], dtype=np.int64)
+        found.end_ns = ends
+        return found
+
+    return make
+
+
+KINDS = {
+    "independent gaps (Poisson)": Kind(poisson, STREAMS / STEP_S, 1e3 * STEP_S * float(np.log(2))),
+    "independent gaps, 10 %": Kind(jittered, STREAMS / STEP_S, 1e3 * STEP_S),
+    "steps, autocorrelated 0.5": Kind(correlated(0.5), STREAMS / STEP_S, 1e3 * STEP_S),
+    "steps, autocorrelated 0.9": Kind(correlated(0.9), STREAMS / STEP_S, 1e3 * STEP_S),
+    "speculative, 1-5 tokens": Kind(speculative, 3 * STREAMS / STEP_S),
+    "steps with stalls": Kind(stalls, STREAMS / (STEP_S * 1.18)),
+    "fast and slow phases": Kind(bursts, STREAMS / STEP_S),
+    "restarts, fixed length": Kind(restarts(0.0), STREAMS * OUTPUT / (PREFILL_S + (OUTPUT - 1) * STEP_S)),
+    "restarts, varied length": Kind(restarts(0.4), STREAMS * OUTPUT / (PREFILL_S + (OUTPUT - 1) * STEP_S)),
+    "regular steps": Kind(regular_steps, STREAMS / (STEP_S * 1.137), 1e3 * STEP_S * 1.137),
+    "regular, streams apart": Kind(regular_apart, STREAMS / (STEP_S * 1.137), 1e3 * STEP_S * 1.137),
+    "one slow regular stream": Kind(slow_regular, 1 / 0.091, 91.0),
+}
+
+
+def cell(kind: Kind, rng: Rng, seconds: float) -> Samples:
+    made = kind.make(rng, seconds)
+    return made if isinstance(made, Samples) else as_samples(made, seconds)
 
 
 @dataclass
@@ -185,11 +227,13 @@ def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Sco
     rate, itl = Score(), Score()
     t0, t1 = 10_000_000_000, 10_000_000_000 + int(seconds * 1e9)
     for _ in range(traces):
-        found = as_samples(kind.make(rng, seconds), seconds)
+        found = cell(kind, rng, seconds)
         table = trace.build(found, tokens.count(found))
-        bins = window.smooth_bins(table, found, t0, t1, interval.BINS)
+        bins = window.pace_bins(table, found, t0, t1, interval.BINS)
         value = window.tokens_between(table, t0, t1) / seconds
-        result = interval.rate_interval(bins, bin_s=seconds / len(bins), value=value)
+        pauses = window.pause_deviation(table, found, t0, t1)
+        bin_s = seconds / interval.BINS
+        result = interval.rate_interval(bins, bin_s=bin_s, value=value, relative_deviation=pauses)
         rate.add(result.low, result.high, kind.rate_tok_s)
         if kind.itl_ms is not None:
             times = latency.itl(latency.parts(found, table, t0, t1), t0, t1)
@@ -198,11 +242,11 @@ def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Sco
 
 
 def adaptive_window(kind: Kind, rng: Rng, traces: int, looks_s: list[float], target: float) -> tuple[Score, float]:
-    """Coverage where the window ends at the first of `looks_s` with an interval within `target`, and the mean length."""
+    """Coverage where the window ends at the first of `looks_s` with an interval within `target`, and mean length."""
     score, total = Score(), 0.0
     base = 10_000_000_000
     for _ in range(traces):
-        found = as_samples(kind.make(rng, looks_s[-1]), looks_s[-1])
+        found = cell(kind, rng, looks_s[-1])
         table = trace.build(found, tokens.count(found))
         for i, end in enumerate(looks_s):
             edges = base + np.arange(0, end + 1e-9, LIVE_BIN_S) * 1e9
@@ -211,9 +255,14 @@ def adaptive_window(kind: Kind, rng: Rng, traces: int, looks_s: list[float], tar
                 break
         total += end
         t1 = base + int(end * 1e9)
-        bins = window.smooth_bins(table, found, base, t1, interval.BINS)
-        value = window.tokens_between(table, base, t1) / end
-        result = interval.rate_interval(bins, bin_s=end / len(bins), value=value, looks=len(looks_s))
+        bins = window.pace_bins(table, found, base, t1, interval.BINS)
+        result = interval.rate_interval(
+            bins,
+            bin_s=end / interval.BINS,
+            value=window.tokens_between(table, base, t1) / end,
+            relative_deviation=window.pause_deviation(table, found, base, t1),
+            looks=len(looks_s),
+        )
         score.add(result.low, result.high, kind.rate_tok_s)
     return score, total / traces
 

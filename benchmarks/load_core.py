@@ -24,7 +24,10 @@ from flatout.rig.truth import SENT, Truth
 from flatout.target.openai import Shape, body
 
 RID = "0" * 40
-COLUMNS = "| load | pattern | events/s | CPU µs/event | stop µs/event | error p50 µs | p99 µs | max ms | lag p99 µs | late | merged |"
+COLUMNS = (
+    "| load | pattern | events/s | CPU µs/event | stop µs/event | error p50 µs | p99 µs | max ms | lag p99 µs | late "
+    "| merged |"
+)
 
 
 def job_for(url: str, streams: int, tokens: int) -> Job:

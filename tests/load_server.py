@@ -90,6 +90,7 @@ class Server:
     script: Script
     host: str = "127.0.0.1"
     tls: ssl.SSLContext | None = None
+    hang_up: Callable[[Server, socket.socket], bool] | None = None  # True: closes this connection at once
     peers: list[Peer] = field(default_factory=list)
     connections: int = 0
     open_now: int = 0
@@ -115,6 +116,9 @@ class Server:
                 self.connections += 1
                 number = self.connections
                 self._socks.append(sock)
+            if self.hang_up is not None and self.hang_up(self, sock):
+                sock.close()
+                continue
             threading.Thread(target=self._serve, args=(sock, number), daemon=True).start()
 
     def _serve(self, sock: socket.socket, connection: int) -> None:

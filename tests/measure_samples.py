@@ -95,7 +95,7 @@ def closed_loop(
     in_step: bool = False,
     running: bool = True,
 ) -> Samples:
-    """N streams that restart as they end, first lengths spread; all cut at `seconds`. Gaps: gap * (1 + jitter * N(0, 1))."""
+    """N streams that restart as they end, first lengths spread; cut at `seconds`; gaps vary by `jitter` (normal)."""
     stop, requests = int(seconds * S), []
     for s in range(streams):
         t, number = 0 if in_step else int(rng.integers(0, gap_ns)), 0

@@ -20,7 +20,7 @@ import pytest
 from flatout.engine import model, serve, start
 from flatout.engine.missing import EngineMissing
 from flatout.engine.start import EngineFailed, EngineHandle, running
-from flatout.prompt import PromptBook
+from flatout.prompt.book import PromptBook
 
 pytest.importorskip("xllamacpp")
 pytest.importorskip("gguf")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.load.decode import Decoder, not_a_stream
@@ -157,35 +159,15 @@ def test_a_nonsense_number_is_not_told() -> None:
     assert (d.completion, d.prompt, list(d.running_counts())) == (-1, -1, [-1])
 
 
+FIELDS = ["choices", "delta", "content", "usage", "completion_tokens", "index", "error", "message", "object", "text"]
+FIELDS += ["timings", "predicted_n", "token_ids", "finish_reason", "tool_calls", "function", "arguments"]
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                [
-                    "choices",
-                    "delta",
-                    "content",
-                    "usage",
-                    "completion_tokens",
-                    "index",
-                    "error",
-                    "message",
-                    "object",
-                    "text",
-                ]
-                + [
-                    "timings",
-                    "predicted_n",
-                    "token_ids",
-                    "finish_reason",
-                    "tool_calls",
-                    "function",
-                    "arguments",
-                    "prompt_tokens",
-                ]
-            ),
+            st.sampled_from(FIELDS),
             inner,
             max_size=4,
         )
@@ -194,6 +176,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.one_of(st.binary(max_size=60), JSON.map(lambda v: b"data: " + json.dumps(v).encode() + b"\n\n")), max_size=6
@@ -232,3 +215,35 @@ def test_names_never_outgrow_their_column() -> None:
 def test_an_arrival_costs_little() -> None:
     arrays = (array("q"), array("i"), array("i"), array("i"), array("b"))
     assert sum(a.itemsize for a in arrays) <= 24
+
+
+CAPTURES = Path(__file__).parent / "fixtures" / "captures"
+
+# arrivals, first and last running count, token ids, (prompt, cached, completion), finish, [DONE]
+REAL = {
+    "llamacpp/chat_stream_temp1_continuous": (64, -1, -1, 0, (25, 21, 64), "length", True),
+    "llamacpp/chat_stream_tokenids_timings": (8, 1, 8, 0, (25, 21, 8), "length", True),
+    "llamacpp/completions_stream_tokenids_timings": (8, 1, 8, 0, (23, 19, 8), "length", True),
+    "sglang/chat_stream_temp1_continuous": (64, 1, 64, 0, (25, 24, 64), "length", True),
+    "sglang/completions_stream_temp1_continuous": (64, 1, 64, 0, (23, 22, 64), "length", True),
+    "transformers/chat_stream_usage": (32, -1, -1, 0, (25, -1, 32), "length", False),
+    "vllm/chat_stream_plain": (32, -1, -1, 0, (-1, -1, -1), "length", True),
+    "vllm/chat_stream_temp1_continuous": (64, 1, 64, 0, (25, -1, 64), "length", True),
+    "vllm/chat_stream_tokenids_timings": (8, 1, 8, 8, (25, -1, 8), "length", True),
+    "vllm/chat_stream_usage": (32, -1, -1, 0, (25, -1, 32), "length", True),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+@settings(deadline=None, max_examples=20)
+@given(cuts=st.lists(st.integers(0, 100_000), max_size=60))
+def test_what_real_engines_answered(name: str, cuts: list[int]) -> None:
+    _, _, raw = (CAPTURES / f"{name}.http").read_bytes().replace(b"\r\n", b"\n").partition(b"\n\n")
+    places = sorted({0, len(raw), *(c % len(raw) for c in cuts)})
+    d = decode(*(raw[a:b] for a, b in itertools.pairwise(places)))
+    running = d.running_counts()
+    ids = sum(i for i in d.id_tokens if i > 0)
+    assert REAL[name] == (
+        len(d.t_ns), running[0], running[-1], ids, (d.prompt, d.cached, d.completion), d.finish, d.done
+    )  # fmt: skip
+    assert d.verdict("text/event-stream", None) is None and d.choices == 1

@@ -84,6 +84,38 @@ def test_one_sentence_each(pool: LoadPool, wire: bytes, said: str) -> None:
     assert outcome.samples.send_ns[0] > 0 and outcome.samples.end_ns[0] > outcome.samples.send_ns[0]
 
 
+def test_answers_without_an_end(pool: LoadPool) -> None:
+    def endless(begin: bytes, more: bytes) -> Outcome:
+        def script(peer: Peer) -> None:
+            peer.send(begin)
+            for _ in range(200):
+                peer.send(more)
+                time.sleep(0.005)
+
+        with serving(script) as server:
+            return run_once(pool, job(server.port, timeouts=Timeouts(total_s=0.7)), 5)
+
+    assert "head of the server's answer is longer than 1024 KiB" in words(
+        endless(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 20000)
+    )
+    page = words(endless(b"HTTP/1.1 500 Oops\r\n\r\n", b"no " * 30000))
+    assert page.startswith("HTTP 500: no no no")
+    assert "not finished within" in words(endless(b"HTTP/1.1 200 OK\r\n\r\n", b"<p>" * 30000))
+
+
+def test_an_error_in_a_stream_that_stays_open_ends_it(pool: LoadPool) -> None:
+    def script(peer: Peer) -> None:
+        peer.send(SSE_HEAD + chunk(event("a")))
+        time.sleep(0.05)
+        peer.send(chunk(b'data: {"error":"engine dead"}\n\n'))
+        time.sleep(4)
+
+    with serving(script) as server:
+        began = time.monotonic()
+        outcome = run_once(pool, job(server.port), 10)
+    assert "engine dead" in words(outcome) and time.monotonic() - began < 3
+
+
 def test_what_came_before_a_failure_is_kept(pool: LoadPool) -> None:
     with serving(lambda p: p.send(streamed(event("a"), event("b"))) or True) as server:
         s = run_once(pool, job(server.port), 5).samples

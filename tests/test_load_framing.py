@@ -5,7 +5,7 @@ from __future__ import annotations
 import email.utils
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.load.framing import (
@@ -73,6 +73,7 @@ def test_a_request_id_is_written_over_its_placeholder() -> None:
     assert sent.endswith(b'{"rid":"run7' + b"0" * 31 + b'-3-12","x":1}')
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 10**6)), min_size=2, max_size=30, unique=True),
     st.text("abc0123456789-", max_size=24),
@@ -91,6 +92,7 @@ def test_retry_after() -> None:
         assert retry_after_s(nothing, now_s=990.0) is None
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_retry_after_never_crashes(value: str) -> None:
     told = retry_after_s(value)

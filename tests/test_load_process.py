@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -26,7 +27,7 @@ from flatout.load.process import LoadError, LoadPool, run_once
 from flatout.load.samples import CUT, OK
 from flatout.load.watch import Watch
 from flatout.target.openai import Shape, body
-from tests.load_server import answer, job, serving
+from tests.load_server import Server, answer, job, serving
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,9 +105,8 @@ def test_a_hung_process_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_fault_inside_is_told_with_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped(monkeypatch, "import flatout.load.driver as d\nd.Driver.launch = lambda self: 1 // 0")
-    with serving(lambda p: None) as server, LoadPool() as pool:
-        with pytest.raises(LoadError, match="ZeroDivisionError"):
-            run_once(pool, job(server.port), 5)
+    with serving(lambda p: None) as server, LoadPool() as pool, pytest.raises(LoadError, match="ZeroDivisionError"):
+        run_once(pool, job(server.port), 5)
 
 
 def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,8 @@ def test_a_process_that_cannot_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_children_ignore_ctrl_c_and_die_with_their_parent() -> None:
-    script = "import sys, time\nfrom flatout.load.process import LoadPool\np = LoadPool(2)\nprint(*p.pids, flush=True)\ntime.sleep(60)"
+    script = "import time\nfrom flatout.load.process import LoadPool\np = LoadPool(2)\nprint(*p.pids, flush=True)"
+    script += "\ntime.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as parent:
         assert parent.stdout is not None
         children = [psutil.Process(int(pid)) for pid in parent.stdout.readline().split()]
@@ -158,6 +159,32 @@ def test_too_many_streams_are_refused_at_the_start(monkeypatch: pytest.MonkeyPat
         with pytest.raises(LoadError, match="open files are needed"):
             pool.start(job(server.port, 200))
         assert run_once(pool, job(server.port, 90), 5).samples.outcome.tolist() == [OK] * 90
+
+
+@pytest.mark.parametrize(("closing", "said"), [(3, None), (100, "closes its connections before a request")])
+def test_connections_closed_before_the_launch_are_reopened(
+    monkeypatch: pytest.MonkeyPatch, closing: int, said: str | None
+) -> None:
+    wrapped(
+        monkeypatch,
+        """
+        import time
+        import flatout.load.driver as d
+        ready, begun = d.Driver.ready.fget, time.monotonic()
+        d.Driver.ready = property(lambda self: time.monotonic() - begun > 1.0 and ready(self))
+        """,
+    )
+
+    def greet(server: Server, sock: socket.socket) -> bool:
+        return server.connections <= closing
+
+    with serving(lambda p: p.stream(answer(2)), hang_up=greet) as server, LoadPool() as pool:
+        outcome = run_once(pool, job(server.port), 5)
+        assert server.connections == (4 if said is None else 6)
+    if said is None:
+        assert outcome.error is None and outcome.samples.outcome.tolist() == [OK]
+    else:
+        assert said in (outcome.error or "")
 
 
 # the clock
@@ -214,7 +241,7 @@ def test_the_fallback_without_epoll_and_without_stamps(monkeypatch: pytest.Monke
     assert (check.clock, check.unstamped_reads) == ("user", 0) and check.clock_reason
     sent = [t for t, data in server.peers[0].sends if b'" t' in data]
     stream = next(r for r in range(6) if abs(s.first_token_ns[r] - sent[0]) < 3_000_000)
-    assert all(0 < t - b for t, b in zip(s.t_ns[s.arrivals_of(stream)], sent, strict=True))
+    assert all(t - b > 0 for t, b in zip(s.t_ns[s.arrivals_of(stream)], sent, strict=True))
 
 
 def test_a_wall_clock_set_in_the_middle_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.load import sse
@@ -92,14 +94,16 @@ BODIES = st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r"]))).ma
 
 def pieces(body: bytes, cuts: list[int]) -> list[bytes]:
     places = sorted({0, len(body), *(c % (len(body) + 1) for c in cuts)})
-    return [body[a:b] for a, b in zip(places, places[1:], strict=False)]
+    return [body[a:b] for a, b in itertools.pairwise(places)]
 
 
+@settings(deadline=None)
 @given(st.one_of(BODIES, st.binary(max_size=300)), st.lists(st.integers(0, 10_000), max_size=40))
 def test_any_cut_gives_the_same_events(body: bytes, cuts: list[int]) -> None:
     assert split(*pieces(body, cuts)) == split(body)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text(st.characters(exclude_characters="\r\n"), min_size=1), max_size=20))
 def test_what_goes_in_comes_out(texts: list[str]) -> None:
     data = [t.encode("utf-8", "surrogatepass") for t in texts]

@@ -171,10 +171,8 @@ def test_a_tunnel_for_https(pool: LoadPool, tls: ssl.SSLContext, ca_file: str) -
     tunnel = Tunnel(delay_s=0.02)
     secret = "Basic " + base64.b64encode(b"u:p").decode()
     with serving(lambda p: p.stream(answer(3), 0.002), tls=tls) as server:
-        asked = job(
-            server.port, 2, scheme="https", ca_file=ca_file, proxy=Proxy("127.0.0.1", tunnel.port, secret), mode="closed",
-            max_requests=4,
-        )  # fmt: skip
+        proxy = Proxy("127.0.0.1", tunnel.port, secret)
+        asked = job(server.port, 2, scheme="https", ca_file=ca_file, proxy=proxy, mode="closed", max_requests=4)
         s = run_once(pool, asked, 10).samples
     tunnel.close()
     assert s.outcome.tolist() == [OK] * 4 and (s.connect_ns[s.connect_ns > 0] > 40_000_000).all()

@@ -52,6 +52,20 @@ def test_known_speeds_are_read_back(streams: int, rate: int, k: int, in_step: bo
     assert verdict.notes == ()
 
 
+def test_clean_cells_raise_no_false_alarm() -> None:
+    """Forty cells of all sorts; restarts, lumps and jitter are no drift, no second level and no disagreement."""
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        streams, k = int(rng.choice([1, 2, 4, 16])), int(rng.choice([1, 4]))
+        found = closed_loop(
+            rng, streams=streams, gap_ns=int(rng.choice([5, 10, 25])) * MS, per_event=k, seconds=9.5,
+            output=int(rng.choice([128, 256, 512])), jitter=float(rng.choice([0, 0.05, 0.2])),
+            in_step=bool(rng.integers(2)),
+        )  # fmt: skip
+        verdict = decode_verdict(decode_facts(figures(found), asked_concurrency=streams))
+        assert (verdict.status, verdict.notes) == (Status.VALID, ())
+
+
 def test_m10_a_hang_makes_the_server_slower_never_faster() -> None:
     """Fault M10: the window is fixed; it does not end at the last arrival."""
     whole = samples([stream_of([i * 10 * MS for i in range(1000)], stream=s, outcome=CUT) for s in range(4)])
@@ -62,7 +76,7 @@ def test_m10_a_hang_makes_the_server_slower_never_faster() -> None:
     assert good.total_tok_s.value == pytest.approx(400.0)
     assert bad.total_tok_s.value == pytest.approx(400.0 * 3 / 7)
     assert bad.longest_gap_ms == pytest.approx(4010.0) and bad.longest_gap_open
-    assert decode_verdict(decode_facts(bad, asked_concurrency=4)).flags == (Flag.DRIFTING,)
+    assert Flag.DRIFTING in decode_verdict(decode_facts(bad, asked_concurrency=4)).flags
 
 
 def test_l1_m11_ramp_and_drain_stay_outside() -> None:

@@ -60,6 +60,8 @@ def test_beta_inc_is_the_binomial_sum(n: int, k: int, x: float) -> None:
         ("steps, autocorrelated 0.5", 0.91, 0.985),
         ("speculative, 1-5 tokens", 0.92, 0.99),
         ("fast and slow phases", 0.92, 0.995),
+        ("restarts, fixed length", 0.92, 1.0),
+        ("restarts, varied length", 0.92, 1.0),
         ("regular steps", 0.95, 1.0),
         ("regular, streams apart", 0.95, 1.0),
     ],
@@ -198,6 +200,14 @@ def test_l8_two_modes_are_named_not_averaged() -> None:
     assert found is not None and found.low == pytest.approx(64, abs=2) and found.low_share == pytest.approx(3 / 36)
     assert modes(100 + rng.standard_normal(36)) is None
     assert modes([100.0] * 36) is None
+
+
+def test_levels_that_alternate_are_no_levels() -> None:
+    slower = np.where(np.arange(32) < 16, 40.0, 20.0)
+    found = modes(slower, least=3, least_run=3)
+    assert found is not None and (found.low, found.high, found.low_share) == (20.0, 40.0, 0.5)
+    assert modes([100.0, 50.0] * 16, least=3, least_run=3) is None
+    assert modes([100.0, 50.0] * 16, least=3) is not None
 
 
 @given(st.integers(0, 10_000))

@@ -49,11 +49,10 @@ def test_smooth_bins_match_a_naive_spread() -> None:
     t0, t1, n = S, 3 * S, 64
     edges = np.linspace(t0, t1, n + 1)
     naive = np.zeros(n)
-    for t, k, before in zip(table.t_ns, table.k, table.previous_ns, strict=True):
+    usual = window.mean_gap_ns(table, found.requests)
+    for request, t, k, before in zip(table.request, table.t_ns, table.k, table.previous_ns, strict=True):
         if before < 0:
-            if t0 <= t < t1:
-                naive[min(int((t - t0) * n // (t1 - t0)), n - 1)] += k
-            continue
+            before = t - usual[request]
         part = np.clip(edges, before, t) - before
         naive += np.diff(part) / (t - before) * k
     assert np.allclose(window.smooth_bins(table, found, t0, t1, n), naive, atol=1e-6)
@@ -81,6 +80,46 @@ def test_own_active_counts_time_in_flight() -> None:
     )
     assert window.own_active(found, 0, 10 * S) == pytest.approx(1.2)
     assert window.own_active(found, 2 * S, 4 * S) == pytest.approx(1.0)
+
+
+def test_mean_gap() -> None:
+    found = samples([stream_of([S, 2 * S, 5 * S]), stream_of([S], stream=1)])
+    assert window.mean_gap_ns(table_of(found), 2).tolist() == [2 * S, 0]
+
+
+def test_restarts_are_no_change_of_pace() -> None:
+    """One stream of 100 tokens/s that pauses 0.3 s for each prefill: an even pace at the window's mean rate."""
+    found = closed_loop(np.random.default_rng(0), streams=1, gap_ns=10 * MS, ttft_ns=310 * MS, seconds=10.0)
+    table = table_of(found)
+    bins = window.pace_bins(table, found, S, 9 * S, 256)
+    assert len(bins) < 256 and np.allclose(bins, bins.mean(), rtol=1e-4)
+    assert bins.mean() == pytest.approx(window.smooth_bins(table, found, S, 9 * S, 256).mean())
+    assert np.ptp(window.smooth_bins(table, found, S, 9 * S, 256)) > 0.2
+
+
+def test_a_slower_pace_is_seen_through_the_pauses() -> None:
+    times = [*range(0, 5 * S, 10 * MS), *range(5 * S, 10 * S, 20 * MS)]
+    found = samples([stream_of(times[i : i + 50], send_ns=times[i] - MS, round=i) for i in range(0, len(times), 50)])
+    bins = window.pace_bins(table_of(found), found, S, 9 * S, 64)
+    assert bins[:28].mean() == pytest.approx(2 * bins[-28:].mean(), rel=0.05)
+
+
+def test_answers_in_one_piece_keep_their_bins() -> None:
+    found = samples([stream_of([i * 100 * MS], per_event=64, stream=i % 4, round=i // 4) for i in range(100)])
+    table = table_of(found)
+    bins = window.pace_bins(table, found, S, 9 * S, 64)
+    assert len(bins) == 64 and bins.sum() == pytest.approx(window.tokens_between(table, S, 9 * S))
+
+
+def test_pause_deviation_of_regular_pauses_is_a_lattices() -> None:
+    """Pauses of 0.3 s less one gap; one stream: sqrt(1/6) of a pause over 8 s of which 8 * 0.78 decode."""
+    found = closed_loop(np.random.default_rng(0), streams=1, gap_ns=10 * MS, ttft_ns=310 * MS, seconds=10.0)
+    table = table_of(found)
+    relative = window.pause_deviation(table, found, S, 9 * S)
+    decoding = 100 * 0.01 / (0.31 + 99 * 0.01 + 1e-6)
+    assert relative == pytest.approx(0.3 / np.sqrt(6) / (8 * decoding), rel=0.05)
+    none = samples([stream_of(list(range(0, 10 * S, 10 * MS)))])
+    assert window.pause_deviation(table_of(none), none, S, 9 * S) == 0.0
 
 
 def test_completed_needs_a_finish_reason_inside_the_window() -> None:

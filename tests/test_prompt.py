@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.prompt import (
+from flatout.prompt.book import (
     CLOSING,
     CLOSING_FROM_TOKENS,
     HEAD_BITS,
@@ -24,8 +24,8 @@ from flatout.prompt import (
     PromptBook,
     body_seed,
 )
-from flatout.prompt_fit import SENDS, TAILS, TOKENIZE_CALLS, Shape, WordRuler, fit
-from flatout.prompt_text import Corpus, Generated, generate
+from flatout.prompt.fit import SENDS, TAILS, TOKENIZE_CALLS, Shape, WordRuler, fit
+from flatout.prompt.text import Corpus, Generated, generate
 
 _PIECES = re.compile(r" ?[^\W\d_]+|\d{1,3}| ?[^\s\w]+\n*|_|\s+")
 

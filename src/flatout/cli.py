@@ -59,6 +59,9 @@ def run_command(
             panel=_SERVER,
         ),
     ] = None,
+    engine_version: Annotated[
+        str | None, _option("The engine's version, where the server does not tell it.", panel=_SERVER)
+    ] = None,
     api: Annotated[
         str, _option("chat, completions or auto (chat where the model has a template).", panel=_SERVER)
     ] = "auto",

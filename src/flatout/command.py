@@ -84,6 +84,8 @@ def run(given: Mapping[str, Any], argv: list[str]) -> int:
 
 def demo(suite: str, results: Path, threads: int | None, plain: bool, as_json: bool, argv: list[str]) -> int:
     """`flatout demo`: the embedded engine, measured."""
+    from importlib.metadata import version as package_version
+
     from flatout import suite as suites
     from flatout.engine.start import running
     from flatout.run.options import Options
@@ -97,7 +99,14 @@ def demo(suite: str, results: Path, threads: int | None, plain: bool, as_json: b
     longest = max([c for c in (*chosen.prefill, *chosen.decode) if isinstance(c, int)], default=2048)
     slots = max(chosen.concurrency, default=1)
     with running(parallel=slots, ctx=slots * _slot_length(longest + chosen.max_output), threads=threads) as engine:
-        options = Options(url=engine.url, suite=chosen, results=results, command=tuple(argv))
+        options = Options(
+            url=engine.url,
+            suite=chosen,
+            results=results,
+            command=tuple(argv),
+            engine_version=f"xllamacpp {package_version('xllamacpp')}",
+            engine_version_source="host",
+        )
         return measure(options, plain=plain, as_json=as_json)
 
 
@@ -245,6 +254,7 @@ def options_of(given: Mapping[str, Any], argv: list[str]) -> Options:
         suite=_suite(given),
         model=given["model"],
         engine=given["engine"],
+        engine_version=given["engine_version"],
         api=given["api"],
         key=_key(given["api_key"], given["api_key_file"]),
         headers=_headers(given["header"] or []),

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -106,12 +107,21 @@ def serving(
 
 
 def answers(url: str) -> bool:
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=5) as answer:
+        with open_url(url, timeout_s=5) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError):
+    except OSError:  # URLError is one
         return False
+
+
+def post(url: str, body: object) -> Any:
+    """The open answer; closing it hangs up."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return open_url(request, timeout_s=120)
+
+
+def open_url(url: str | urllib.request.Request, timeout_s: float) -> Any:
+    return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=timeout_s)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from flatout.engine.missing import needs_extra
-from flatout.prompt import Heads
-from flatout.prompt_text import generate
-from flatout.prompt_words import PAD_WORDS
+from flatout.prompt.book import Heads
+from flatout.prompt.text import generate
+from flatout.prompt.words import PAD_WORDS
 
 VOCAB_SIZE: Final = 6144
 TRAINING_CHARS: Final = 1_500_000

@@ -42,6 +42,8 @@ from flatout.load.messages import (
 from flatout.load.poller import IN, OUT, make_poller
 
 STATUS_NS: Final = 100_000_000
+STATUS_STREAMS: Final = 200
+"""A status goes through all streams: with more than this many it comes less often."""
 QUIET_STATUS_NS: Final = 1_000_000_000
 LOOK_NS: Final = 400_000_000
 DRAIN_ROUNDS: Final = 3
@@ -80,6 +82,7 @@ class Child:
         self._quit = False
         self._status: Status | None = None
         self._status_ns = 0
+        self._status_gap_ns = STATUS_NS
         self.say(Hello(clock=self._clock.kind, reason=self._clock.reason))
 
     # the parent
@@ -162,6 +165,7 @@ class Child:
         self._ready_told = self._stopping = False
         self._look = self._status = None
         self._status_ns = 0
+        self._status_gap_ns = STATUS_NS * max(1, len(begin.lanes) // STATUS_STREAMS)
         self._resolved = queue.SimpleQueue()
         self._resolve_until_ns = monotonic_ns() + int(begin.job.timeouts.connect_s * 1e9)
         threading.Thread(target=resolve, args=(begin.job, self._resolved), daemon=True).start()
@@ -209,7 +213,9 @@ class Child:
                 self.say(Seen(counts=driver.ledger.counts(look.t0_ns, look.bin_ns, driver.running())))
             if self._stopping:
                 self._hand_over(driver)
-            elif now_ns - self._status_ns >= STATUS_NS or (driver.ended and not (self._status and self._status.ended)):
+            elif now_ns - self._status_ns >= self._status_gap_ns or (
+                driver.ended and not (self._status and self._status.ended)
+            ):
                 self._report(driver, now_ns)
 
     def _report(self, driver: Driver, now_ns: int) -> None:

@@ -57,6 +57,7 @@ class Decoder:
                 self._take(data, t_ns)
         except ValueError as error:
             self._fail(str(error))
+            self._splitter = Splitter()  # whatever it holds is of no use any more
 
     def finish_body(self, t_ns: int) -> None:
         """The body is over: an event that lacks its blank line counts, with the last read's stamp."""

@@ -24,9 +24,11 @@ CONNECTING: Final = 64
 TICK_NS: Final = 100_000_000
 SHORT_READS: Final = 64
 """An answer of fewer reads is decoded before its lane goes on, unless the lane's last answer was good."""
+HEAD_MAX_BYTES: Final = 1 << 20
 LINGER_NS: Final = 1_000_000_000
 """After [DONE], how long a server may keep an answer open before it counts as ended."""
 REOPENS: Final = 5
+CHECKED: Final = 128
 
 
 class Driver:
@@ -55,6 +57,7 @@ class Driver:
         self._ties = itertools.count()
         self._ticked_ns = monotonic_ns()
         self._sampled_ns = 0
+        self._checked = 0
         self._closing = False
         self._filling = False
         self._cuts: list[Exchange] = []
@@ -168,18 +171,16 @@ class Driver:
             self.answered(connection, t_ns)
             return
         if exchange.status < 0:
+            if exchange.wire_bytes > HEAD_MAX_BYTES:
+                exchange.trouble = f"the head of the server's answer is longer than {HEAD_MAX_BYTES >> 10} KiB"
+                self.answered(connection, t_ns)
             return
         if not exchange.keep_alive and self._goes_on(connection.lane) and connection.lane.spare is None:
             self._open(connection.lane, spare=True)
-        if exchange.status == 200:
-            exchange.decode()
-            if exchange.started:
-                exchange.attention = False
-                if not connection.lane.started:
-                    connection.lane.started = True
-                    self.next_ns = min(self.next_ns, self._ticked_ns + TICK_NS // 2)
-        else:
+        exchange.decode()  # an answer that is no stream of tokens is looked at in every read, and not kept
+        if exchange.started:
             exchange.attention = False
+            connection.lane.started = True
 
     def answered(self, connection: Connection, t_ns: int) -> None:
         """The answer is complete (or as complete as it gets); its lane goes on at once where it can."""
@@ -356,8 +357,13 @@ class Driver:
         return [c.exchange for c in self.conns.values() if c.exchange is not None]
 
     def _check_limits(self, now_ns: int) -> None:
+        """Looks at a part of many connections each time: a second may pass until one has its turn."""
         limits = self.job.timeouts
-        for connection in list(self.conns.values()):
+        connections = list(self.conns.values())
+        share = max(CHECKED, len(connections) // 10)
+        begin = self._checked if self._checked < len(connections) else 0
+        self._checked = begin + share
+        for connection in connections[begin : begin + share]:
             exchange = connection.exchange
             if exchange is None:
                 if connection.state != "open" and now_ns > connection.deadline_ns:
@@ -372,11 +378,13 @@ class Driver:
                     words = f"no token within {limits.first_byte_s:g} s (--first-byte-timeout raises the limit)"
             elif idle_ns > limits.idle_s * 1e9:
                 words = f"no further token for {limits.idle_s:g} s (--idle-timeout raises the limit)"
-            elif idle_ns > LINGER_NS and exchange.reads_pending <= SHORT_READS:
-                exchange.decode()
-                if exchange.decoder.done:  # the server is through, but keeps the answer open
-                    exchange.keep_alive = False
-                    self.answered(connection, exchange.last_ns)
+            elif idle_ns > LINGER_NS and exchange.reads_pending:
+                self.ledger.behind.append(exchange)
+            elif idle_ns > LINGER_NS and exchange.decoder.done:  # the server is through, but keeps the answer open
+                exchange.keep_alive = False
+                self.answered(connection, exchange.last_ns)
+            elif exchange.decoder.error is not None:
+                words = exchange.decoder.error
             if words is not None:
                 exchange.trouble = words
                 self.answered(connection, now_ns)

@@ -209,11 +209,13 @@ class LoadPool:
             raise
 
     def _abandon(self) -> None:
-        """A job that did not come off: the processes that took it must not keep it."""
-        for child in self._running:
-            with contextlib.suppress(LoadError):
-                child.send(Stop())
+        """A job that did not come off: the processes that took it must not keep it, nor answer for it later."""
+        taken = [c for c in self._running if isinstance(c.taken, Accepted)]
         self._running = []
+        with contextlib.suppress(LoadError):
+            for child in taken:
+                child.send(Stop())
+            self._await(lambda c: c.result is not None, taken, BEGIN_S, "drop the job")
 
     def status(self) -> Status:
         """The newest status of all processes together; `t_ns` is the oldest part's."""

@@ -92,6 +92,19 @@ class Samples:
         start = int(self.arrival_start[request])
         return slice(start, start + int(self.arrival_count[request]))
 
+    def select(self, keep: npt.NDArray[np.bool_]) -> Samples:
+        """The requests that `keep` (one flag a request) marks; arrivals stay where they are."""
+        rows = np.flatnonzero(keep)
+        columns: dict[str, npt.NDArray[np.signedinteger]] = {n: getattr(self, n)[rows] for n in REQUEST_COLUMNS}
+        columns |= {n: getattr(self, n) for n in ARRIVAL_COLUMNS}
+        return Samples(
+            **columns,
+            finish_names=self.finish_names,
+            error_texts=self.error_texts,
+            request_ids=[self.request_ids[i] for i in rows] if self.request_ids else [],
+            texts=None if self.texts is None else [self.texts[i] for i in rows],
+        )
+
     def to_bytes(self, *, with_text: bool = False) -> bytes:
         """The tables as a compressed .npz (columns by name, one JSON member `meta` for names)."""
         meta = {"finish_names": self.finish_names, "error_texts": self.error_texts, "request_ids": self.request_ids}

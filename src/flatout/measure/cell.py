@@ -62,10 +62,12 @@ def decode_figures(
     seconds = (t1 - t0) / 1e9
     counts = tokens.count(samples, retokenised=retokenised)
     table = trace.build(samples, counts)
-    bins = window.smooth_bins(table, samples, t0, t1, interval.BINS)
+    bins = window.pace_bins(table, samples, t0, t1, interval.BINS)
+    pauses = window.pause_deviation(table, samples, t0, t1)
     bin_s = seconds / interval.BINS
     arrived = window.tokens_between(table, t0, t1)
-    total = interval.rate_interval(bins, bin_s=bin_s, value=arrived / seconds, looks=looks)
+    total = interval.rate_interval(bins, bin_s=bin_s, value=arrived / seconds, relative_deviation=pauses, looks=looks)
+    pace = trend.batches(bins / bin_s)
     speeds = _speeds(samples, table, t0, t1)
     return DecodeFigures(
         t_open_ns=t0,
@@ -78,8 +80,8 @@ def decode_figures(
         estimated_share=_estimated_share(counts, table, t0, t1),
         hidden_reasoning_tokens=int(counts.hidden.sum()),
         mean_depth_tokens=window.mean_depth(samples, table, context_tokens, t0, t1),
-        drift=trend.drift(bins / bin_s, least_change=2.0 * precision),
-        modes=trend.modes(trend.batches(bins / bin_s), least=3),
+        drift=trend.drift(pace, least_change=2.0 * precision),
+        modes=trend.modes(pace, least=3, least_run=3),
         looping_share=_loops(samples),
         counts=_count_pairs(samples, counts, speeds["request_tok_s"].value, idle_before, idle_after),
         tok_s_series=window.rate_series(table, t0, t1),

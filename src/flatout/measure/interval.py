@@ -41,6 +41,10 @@ def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | s
     n = len(bins)
     if n < LEAST_BATCHES:
         return "the window is too short for an interval"
+    scale = float(np.abs(bins).max())
+    if scale == 0.0:
+        return 0.0, 0.0, n
+    bins = bins / scale  # squares of very small rates would vanish
     batches = n
     while True:
         size = n // batches
@@ -62,7 +66,7 @@ def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | s
     df = max(2.0, min((batches - 1) / inflate, n / max(time, 1.0) / _CYCLES_PER_DF))
     t = t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks, round(df, 1))
     beta = _skewness(means) / (6.0 * math.sqrt(batches))
-    error = math.sqrt(variance)
+    error = math.sqrt(variance) * scale
     return _willink(t, beta) * error, -_willink(-t, beta) * error, batches
 
 
@@ -100,12 +104,15 @@ def _correlation_time(bins: F64) -> float:
     return max(float(times[at]) * (1.0 + (2.0 * float(lags[at]) + 1.0) / n), 1e-9)
 
 
-def rate_interval(bins: F64, *, bin_s: float, value: float | None = None, looks: int = 1) -> Rate:
+def rate_interval(
+    bins: F64, *, bin_s: float, value: float | None = None, relative_deviation: float = 0.0, looks: int = 1
+) -> Rate:
     """The rate in tokens/s with its 95 % interval "within this run".
 
     `bins` (n,): tokens per equal bin of `bin_s` seconds. `value`: the rate by definition, where `bins` are smoothed
     (default: their own): the interval is that around the bins' mean, widened to lie around `value` too, since the two
-    differ by the lumps that the window's edges cut (see `window.smooth_bins`).
+    differ by the lumps that the window's edges cut (see `window.smooth_bins`). `relative_deviation`: a standard
+    deviation of the rate that the bins do not show (see `window.pause_deviation`), added in squares.
     """
     seconds = len(bins) * bin_s
     if seconds <= 0:
@@ -118,7 +125,9 @@ def rate_interval(bins: F64, *, bin_s: float, value: float | None = None, looks:
     if isinstance(found, str):
         return Rate(value, reason=found)
     below, above, batches = found
-    low, high = min(centre, value) - below / bin_s, max(centre, value) + above / bin_s
+    beside = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks) * relative_deviation * value
+    low = min(centre, value) - math.hypot(below / bin_s, beside)
+    high = max(centre, value) + math.hypot(above / bin_s, beside)
     return Rate(value, max(low, 0.0), high, "within this run", None, batches)
 
 

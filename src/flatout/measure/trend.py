@@ -67,13 +67,15 @@ def _rest_correlation(values: F64) -> float:
     return min(max(0.0, r + (2.0 + 4.0 * max(r, 0.0)) / n), 0.95)
 
 
-def modes(values: Sequence[float] | F64, *, least: int = 2) -> Modes | None:
+def modes(values: Sequence[float] | F64, *, least: int = 2, least_run: int = 1) -> Modes | None:
     """Two clearly separate levels in `values` (batch rates, or one rate a repeat), or None.
 
     The split that minimises the variance within (Fisher 1958: optimal on sorted values). It counts if the levels are
-    MODES_APART of the mean and six standard deviations of their insides apart, and each holds `least` values or more.
+    MODES_APART of the mean and six standard deviations of their insides apart, and each holds `least` values or more,
+    `least_run` of them in a row.
     """
-    data = np.sort(np.asarray(values, dtype=np.float64))
+    given = np.asarray(values, dtype=np.float64)
+    data = np.sort(given)
     n = len(data)
     least = max(least, math.ceil(_LEAST_IN_MODE * n) if n > 2 / _LEAST_IN_MODE else least)
     if n < max(2 * least, 10) or data.mean() <= 0:
@@ -87,4 +89,12 @@ def modes(values: Sequence[float] | F64, *, least: int = 2) -> Modes | None:
     apart = float(high[best] - low[best])
     if apart < MODES_APART * float(data.mean()) or apart < _MODES_SEPARATION * inside:
         return None
+    is_low = given < (data[k[best] - 1] + data[k[best]]) / 2.0
+    if min(_longest_run(is_low), _longest_run(~is_low)) < least_run:
+        return None
     return Modes(float(low[best]), float(high[best]), float(k[best]) / n)
+
+
+def _longest_run(mask: npt.NDArray[np.bool_]) -> int:
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return int((edges[1::2] - edges[::2]).max(initial=0))

@@ -21,44 +21,120 @@ CHART_POINTS: Final = 120
 
 def tokens_between(trace: Trace, t0_ns: int, t1_ns: int) -> float:
     """Tokens that arrived in [t0, t1): the numerator of DESIGN's "total tok/s"."""
-    inside = (trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns)
-    return float(trace.k[inside].sum())
+    return float(trace.k[_in(trace, t0_ns, t1_ns)].sum())
 
 
 def smooth_bins(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int, bins: int) -> F64:
     """(bins,) tokens generated per equal bin of the window.
 
     An engine step delivers a lump, so raw bins beat against the step, and the window's edges cut lumps. Here each
-    arrival's tokens are spread evenly over the gap since the request's arrival before; a request's first arrival stays a
-    point. A regular server has equal bins, however its steps fall.
+    arrival's tokens are spread evenly over the gap since the request's arrival before, the first's over the request's
+    mean gap; an answer in one piece stays a point. A regular server has equal bins, however its steps fall.
     """
     start, stop, mass = _gaps(trace, samples, t1_ns)
     edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
     spread = np.diff(_spread_until(edges, (start - t0_ns) / 1e9, (stop - t0_ns) / 1e9, mass))
-    firsts = (trace.t_ns[trace.is_first] - t0_ns) / 1e9
-    points, _ = np.histogram(firsts, edges, weights=trace.k[trace.is_first])
+    single = trace.is_first & (mean_gap_ns(trace, samples.requests)[trace.request] <= 0)
+    points, _ = np.histogram((trace.t_ns[single] - t0_ns) / 1e9, edges, weights=trace.k[single])
     return np.asarray(np.maximum(spread + points, 0.0))
 
 
-def _gaps(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64, F64]:
-    """Begin, end and tokens of each gap between arrivals. A stream that the window's end cuts gets one more gap of its
-    own mean length and tokens (one only, so that a hang shows as a loss)."""
+def mean_gap_ns(trace: Trace, requests: int) -> F64:
+    """(R,) mean time between a request's arrivals; 0 where it has fewer than two."""
     later = ~trace.is_first
-    start, stop, mass = trace.previous_ns[later], trace.t_ns[later], trace.k[later]
+    total = np.bincount(trace.request[later], (trace.t_ns - trace.previous_ns)[later], requests)
+    count = np.bincount(trace.request[later], minlength=requests)
+    return np.asarray(total / np.maximum(count, 1))
+
+
+def _gaps(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64, F64]:
+    """Begin, end and tokens of each gap that ends in an arrival. A stream that the window's end cuts gets one more gap of
+    its own mean length and tokens (one only, so that a hang shows as a loss)."""
+    usual = mean_gap_ns(trace, samples.requests)[trace.request]
+    kept = usual > 0
+    start = np.where(trace.is_first, trace.t_ns - usual, trace.previous_ns)[kept]
+    stop, mass, owner, usual = trace.t_ns[kept].astype(float), trace.k[kept], trace.request[kept], usual[kept]
     if not len(start):
-        return start.astype(float), stop.astype(float), mass
-    owner = trace.request[later]
+        return start, stop, mass
     last = np.flatnonzero(np.concatenate((np.diff(owner) != 0, [True])))
     first = np.concatenate(([0], last[:-1] + 1))
     rows = owner[last]
     cut = (samples.outcome[rows] != OK) & ((samples.end_ns[rows] < 0) | (samples.end_ns[rows] >= t1_ns))
     cut &= stop[last] < t1_ns
-    n = (last - first + 1).astype(float)
-    mean_gap = (stop[last] - start[first]) / n
-    mean_mass = np.add.reduceat(mass, first) / n
-    start_ = np.concatenate((start, stop[last][cut])).astype(float)
-    stop_ = np.concatenate((stop.astype(float), (stop[last] + mean_gap)[cut]))
+    mean_mass = np.add.reduceat(mass, first) / (last - first + 1)
+    start_ = np.concatenate((start, stop[last][cut]))
+    stop_ = np.concatenate((stop, (stop[last] + usual[last])[cut]))
     return start_, stop_, np.concatenate((mass, mean_mass[cut]))
+
+
+def pace_bins(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int, bins: int) -> F64:
+    """Like `smooth_bins`, but at the window's mean number of decoding streams: (n <= bins,), with the same mean.
+
+    A stream that waits for its next first token does not decode; its pause is no change of the server's pace (see
+    `pause_deviation`). Bins in which less than a fifth of the usual number decoded are left out; where answers come in
+    one piece, nothing tells when they were decoded, and the bins stay as they are.
+    """
+    mass = smooth_bins(trace, samples, t0_ns, t1_ns, bins)
+    begin, end = _decoding(trace, samples, t1_ns)
+    edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
+    one = np.ones(len(begin))
+    until = _ramps(edges, np.sort((begin - t0_ns) / 1e9), one) - _ramps(edges, np.sort((end - t0_ns) / 1e9), one)
+    active = np.diff(until) / edges[1]
+    usual = float(active.mean())
+    single = trace.is_first & (mean_gap_ns(trace, samples.requests)[trace.request] <= 0)
+    points = float(trace.k[single & _in(trace, t0_ns, t1_ns)].sum())
+    busy = active > 0.2 * usual
+    if usual <= 0 or points > 0.02 * mass.sum() or mass[busy].sum() <= 0:
+        return mass
+    pace = mass[busy] / active[busy]
+    return np.asarray(pace * (float(mass.mean()) / float(pace.mean())))
+
+
+def _in(trace: Trace, t0_ns: int, t1_ns: int) -> npt.NDArray[np.bool_]:
+    return np.asarray((trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns))
+
+
+def _decoding(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64]:
+    """Begin (one mean gap before the first token) and end (the last token; where cut, the cut) of decoding, of every
+    request with at least two arrivals."""
+    usual = mean_gap_ns(trace, samples.requests)
+    rows = np.flatnonzero(usual > 0)
+    last = np.full(samples.requests, -1, dtype=np.int64)
+    np.maximum.at(last, trace.request, trace.t_ns)
+    first = np.full(samples.requests, np.iinfo(np.int64).max, dtype=np.int64)
+    np.minimum.at(first, trace.request, trace.t_ns)
+    ends = np.where(samples.end_ns < 0, t1_ns, samples.end_ns)
+    end = np.where(samples.outcome == OK, last, np.maximum(ends, last))
+    return (first - usual)[rows], end[rows].astype(float)
+
+
+def pause_deviation(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int) -> float:
+    """Standard deviation of the window's decoding time relative to it, from which of the streams' pauses fell into it.
+
+    Pauses of a stream (last token to the next request's first, less one mean gap) come as regularly as its answers are
+    long. A window of fixed length holds their number to within one: a variance of 1/6 a stream (of a randomly placed
+    interval on a lattice), plus, per pause, the squared variation of answers' lengths (renewal theory, Cox 1962, 4.2)
+    and of the pauses themselves.
+    """
+    usual = mean_gap_ns(trace, samples.requests)
+    order = np.lexsort((samples.send_ns, samples.stream))
+    last = np.full(samples.requests, -1, dtype=np.int64)
+    np.maximum.at(last, trace.request, trace.t_ns)
+    before, after = order[:-1], order[1:]
+    follows = (samples.stream[before] == samples.stream[after]) & (last[before] >= 0)
+    follows &= (trace.first_ns[after] >= t0_ns) & (trace.first_ns[after] < t1_ns)
+    before, after = before[follows], after[follows]
+    pauses = trace.first_ns[after] - usual[after] - last[before]
+    begin, end = _decoding(trace, samples, t1_ns)
+    decoding = overlap_mean(begin.astype(np.int64), end.astype(np.int64), t0_ns, t1_ns) * (t1_ns - t0_ns)
+    if not len(pauses) or decoding <= 0:
+        return 0.0
+    lengths = np.bincount(trace.request, trace.k, samples.requests)[(samples.outcome == OK) & (samples.round > 0)]
+    varied = float(lengths.var() / lengths.mean() ** 2) if len(lengths) > 1 and lengths.mean() > 0 else 0.0
+    streams = len(np.unique(samples.stream[after]))
+    mean = float(pauses.mean())
+    variance = mean * mean * (streams / 6.0 + len(pauses) * varied) + len(pauses) * float(pauses.var())
+    return float(np.sqrt(variance)) / decoding
 
 
 def _spread_until(at: F64, a: F64, b: F64, mass: F64) -> F64:
@@ -189,7 +265,7 @@ def acceptance(points: Sequence[Live], t0_ns: int, t1_ns: int) -> Acceptance:
 
 def rate_series(trace: Trace, t0_ns: int, t1_ns: int) -> Series:
     """Arrived tokens/s over the window: at most CHART_POINTS equal bins of at least four usual gaps each."""
-    seen = (trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns)
+    seen = _in(trace, t0_ns, t1_ns)
     if not seen.any():
         return Series()
     gaps = (trace.t_ns - trace.previous_ns)[seen & ~trace.is_first]

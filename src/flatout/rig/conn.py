@@ -6,6 +6,8 @@ import contextlib
 import socket
 import ssl
 import struct
+import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -17,8 +19,32 @@ if TYPE_CHECKING:
     from flatout.rig.sink import Answering
 
 
+_TIMESTAMPNS = 35  # SO_TIMESTAMPNS of asm-generic/socket.h; Python has no name for it
+_TIMESPEC = struct.Struct("qq")
+
+
 class Closed(Exception):
     """The peer is gone."""
+
+
+def _stamp(sock: socket.socket) -> bool:
+    """Asks the kernel for receive stamps: a request has arrived when its bytes have, however late the rig reads them."""
+    if sys.platform != "linux":
+        return False
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, _TIMESTAMPNS, 1)
+    except OSError:
+        return False
+    return True
+
+
+def _monotonic(extra: list[tuple[int, int, bytes]]) -> int | None:
+    """A receive stamp (wall clock) on the monotonic clock; None where there is none, or the wall clock was set since."""
+    if not extra or len(extra[0][2]) != _TIMESPEC.size:
+        return None
+    seconds, nanos = _TIMESPEC.unpack(extra[0][2])
+    age_ns = time.time_ns() - (seconds * 1_000_000_000 + nanos)
+    return time.monotonic_ns() - age_ns if 0 <= age_ns < 60_000_000_000 else None
 
 
 class Conn:
@@ -41,6 +67,8 @@ class Conn:
         self.close_when_sent = False
         self.dead = False
         self.shaking = isinstance(sock, ssl.SSLSocket)
+        self.stamp_ns: int | None = None  # when the kernel got the last read's bytes, where it tells
+        self._stamped = not self.shaking and _stamp(sock)
 
     def handshake(self) -> bool:
         """True once TLS is up (or there is none). Raises Closed."""
@@ -57,8 +85,13 @@ class Conn:
 
     def read(self) -> bytes | None:
         """What is there; None if nothing yet. Raises Closed at the end."""
+        self.stamp_ns = None
         try:
-            data = self.sock.recv(262_144)
+            if self._stamped:
+                data, extra, _, _ = self.sock.recvmsg(262_144, 64)
+                self.stamp_ns = _monotonic(extra)
+            else:
+                data = self.sock.recv(262_144)
         except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
             return None
         except OSError as error:

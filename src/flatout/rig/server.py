@@ -67,7 +67,7 @@ class RigServer:
         self.first_request_ns: int | None = None
         self._stopping = False
         self._turns = 0
-        self._swept = 0  # requests at the last garbage collection; done only while nothing runs
+        self._swept = 0  # requests at the last garbage collection; done only when idle
         self._tls: ssl.SSLContext | None = None
         if config.certfile:
             self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -207,14 +207,15 @@ class RigServer:
         self._turns += 1
         if self._work and (not more or self._turns % 16 == 0):
             self._slice()
-        if not self.engine.jobs and len(self.log.records) - self._swept > _SWEEP_EVERY:
-            self._swept = len(self.log.records)
-            gc.collect()
         due_ns = self.engine.next_due_ns()
         if self._timers and (due_ns is None or self._timers[0][0] < due_ns):
             due_ns = self._timers[0][0]
         wait_s = 0.0 if more or self._work else _LONGEST_WAIT_S
-        for fd, readable, writable in self._poller.poll(due_ns, wait_s):
+        ready = self._poller.poll(due_ns, wait_s)
+        if not ready and due_ns is None and not self._work and len(self.log.records) - self._swept > _SWEEP_EVERY:
+            self._swept = len(self.log.records)  # half a second of nothing: nobody is kept waiting
+            gc.collect()
+        for fd, readable, writable in ready:
             if fd == self._listener.fileno():
                 self._accept()
             elif fd == self._wake.fileno():
@@ -259,7 +260,7 @@ class RigServer:
 
     def _read(self, conn: Conn) -> None:
         while (data := conn.read()) is not None:
-            now_ns = self.now()
+            now_ns = self.now() if conn.stamp_ns is None else conn.stamp_ns
             try:
                 done = conn.parser.feed(data)
             except BadRequest as error:

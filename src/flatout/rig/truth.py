@@ -26,7 +26,7 @@ class Record:
     """One request, in ns of CLOCK_MONOTONIC; NEVER where a thing did not happen."""
 
     rid: str
-    arrival_ns: int  # the clock as the request's last byte was read
+    arrival_ns: int  # when the kernel got the request's last bytes (read by the rig, where there is no stamp)
     prompt_tokens: int = 0
     cached_tokens: int = 0
     max_tokens: int = 0

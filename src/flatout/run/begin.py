@@ -16,8 +16,8 @@ from flatout.flags import Status
 from flatout.host.telemetry import Sampler
 from flatout.load.process import LoadPool
 from flatout.plan import Limits, PlannedCell, plan
-from flatout.prompt import PromptBook
-from flatout.prompt_text import Corpus
+from flatout.prompt.book import PromptBook
+from flatout.prompt.text import Corpus
 from flatout.run import burst, resume, sends
 from flatout.run.describe import (
     check_hardware,
@@ -184,7 +184,7 @@ def _new_record(
         id=uuid.uuid4().hex,
         state="running",
         started=now_iso(),
-        engine=engine_facts(target, identity),
+        engine=engine_facts(target, identity, options),
         model=model_facts(target, identity),
         room=room,
         protocol=protocol(target, capabilities, options),

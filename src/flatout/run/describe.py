@@ -48,11 +48,15 @@ def server_process(url: str) -> ProcessInfo | None:
     return listening_process(port).process
 
 
-def engine_facts(target: Target, identity: Identity) -> rec.Engine:
+def engine_facts(target: Target, identity: Identity, options: Options) -> rec.Engine:
+    """What the engine says of itself; a version that the user (or the embedded engine's package) gives wins."""
     redactor = target.redactor
+    version = fact(identity.version)
+    if options.engine_version is not None:
+        version = rec.Fact(value=redactor.text(options.engine_version), source=options.engine_version_source)
     return rec.Engine(
         name=fact(identity.engine, redactor.text),
-        version=fact(identity.version),
+        version=version,
         commit=fact(identity.commit),
         build=fact(identity.build, redactor.text),
         backend=fact(identity.backend, redactor.text),

@@ -184,6 +184,8 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         idle_before=measured.before.live if measured.before.idle else None,
         idle_after=measured.after.live if measured.after and measured.after.idle else None,
     )
+    if made.failed and not made.completed and error is None:
+        error = error_of(outcome.samples)
     facts = measure.decode_facts(
         made,
         asked_concurrency=planned.concurrency,

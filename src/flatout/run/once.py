@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flatout.load.job import Stream
 from flatout.load.process import Outcome
-from flatout.load.samples import CUT
-from flatout.prompt import Prompt
+from flatout.load.samples import CUT, REFUSED
+from flatout.prompt.book import Prompt
 from flatout.run import sends
 from flatout.run.prompts import content_of
 from flatout.run.session import Stopped
@@ -48,7 +49,15 @@ def once(session: Session, name: str, streams: list[Stream]) -> Outcome:
             raise Stopped(skip=not session.control.stopping)
     outcome = session.pool.stop()
     session.spend(outcome.samples)
-    return outcome
+    return _without_refusals(outcome)
+
+
+def _without_refusals(outcome: Outcome) -> Outcome:
+    """A request that a rate limit refused and that was answered later counts by its last try."""
+    refused = outcome.samples.outcome == REFUSED
+    if not refused.any() or refused.all():
+        return outcome
+    return replace(outcome, samples=outcome.samples.select(~refused))
 
 
 def send_alone(session: Session, name: str, prompt: Prompt, max_tokens: int = 1) -> Outcome:

@@ -25,6 +25,8 @@ class Options:
     suite: Suite = SUITES["standard"]
     model: str | None = None
     engine: str | None = None
+    engine_version: str | None = None
+    engine_version_source: Literal["typed", "host"] = "typed"
     api: Literal["auto", "chat", "completions"] = "auto"
     key: str | None = None
     headers: tuple[tuple[str, str], ...] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from flatout.prompt import Prompt, PromptBook
+from flatout.prompt.book import Prompt, PromptBook
 from flatout.run.sends import Content
 from flatout.target.base import Adapter, TargetError
 from flatout.target.probe import Capabilities

@@ -11,7 +11,7 @@ import numpy as np
 
 from flatout.load.samples import Samples, merge
 from flatout.plan import PlannedCell
-from flatout.prompt import SHARED_HEAD_WORDS, Prompt
+from flatout.prompt.book import SHARED_HEAD_WORDS, Prompt
 from flatout.record import Cell
 from flatout.run import figures
 from flatout.run.answers import answered, error_of, ttft_ms

@@ -41,11 +41,11 @@ def known(fact: Fact | None) -> str | None:
 
 def model_name(record: Record) -> str:
     """The model's own name, else the name it is served as."""
-    return known(record.model.id) or known(record.model.served_as) or "unknown model"
+    return known(record.model.id) or known(record.model.served_as) or "model not known"
 
 
 def engine_name(record: Record) -> str:
-    name = known(record.engine.name) or "unknown engine"
+    name = known(record.engine.name) or "engine not known"
     version = known(record.engine.version)
     return f"{name} {version}" if version else name
 

@@ -115,7 +115,8 @@ def _matrix(state: State, width: int, room: int) -> list[Line]:
     about_it = (
         f"tok/s{', TTFT p50' + ('' if units else ' ms') + ' below' if tall > 1 else ''} · columns: requests at once"
     )
-    head = [box(("context", "dim")), *(box(("prefill" if n == 0 else f"{n} ", "bold")) for n in columns)]
+    names = {0: "prefill " if wide > 7 else "prefill"}
+    head = [box(("context", "dim")), *(box((names.get(n, f"{n} "), "bold")) for n in columns)]
     table: list[list[Box]] = []
     for row in shown:
         line_of: list[Box] = [box((row[0], "bold"))]

@@ -161,7 +161,8 @@ def _entry_lines(entry: Entry, first: Line, width: int, *, every: bool) -> list[
     details: Sequence[tuple[str, str]] = entry.details
     if not every and len(details) > DETAILS:
         details = ()
-    if entry.where and [names for names, _ in details] != [entry.where]:
+    # details name their cells themselves; how many really ran stands only here
+    if entry.where and (not details or entry.name == Status.REQUESTS_QUEUED):
         lines += paragraph(entry.where, width, first=pad, style="dim")
     for names, text in details:
         lines += paragraph(f"{names}: {text}", width, first=pad, style="dim")

@@ -24,6 +24,7 @@ from flatout.show.state import State, apply
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.control import Control as ScreenControl
     from rich.live import Live
     from rich.text import Text
 
@@ -32,7 +33,10 @@ LONGEST_S: Final = 1.0
 """Time between two frames: at least, and at most (clocks and countdowns go on without events)."""
 JOIN_S: Final = 2.0
 LOCK_S: Final = 0.5
-LEAVE: Final = "\x1b[0m\x1b[?25h\x1b[?1049l"
+BEGIN_FRAME: Final = "\x1b[?2026h"
+END_FRAME: Final = "\x1b[?2026l"
+"""Terminals that know these show a frame as a whole, never half of it; the others pass over them."""
+LEAVE: Final = f"{END_FRAME}\x1b[0m\x1b[?25h\x1b[?1049l"
 """Colours off, cursor on, back to the first screen."""
 
 
@@ -160,9 +164,11 @@ class LiveView:
             state, width, height, self._clock(), keys=self._with_keys, stopping=self._control.stopping
         )  # fmt: skip
         text = _text(lines, self._console.encoding)
-        with self._draw_lock:
+        with self._draw_lock, self._console:  # the console's context makes one write of all
             if live is not None and self._on_screen and not self._end.is_set():
+                self._console.control(_raw(BEGIN_FRAME))
                 live.update(text, refresh=True)
+                self._console.control(_raw(END_FRAME))
 
     def _fall_back(self, error: Exception) -> None:
         """Plain lines from here on."""
@@ -196,6 +202,16 @@ def _text(lines: list[tuple[tuple[str, str], ...]], encoding: str) -> Text:
         for part, style in content:
             text.append(for_encoding(part, encoding), style or None)
     return text
+
+
+def _raw(controls: str) -> ScreenControl:
+    """A control that rich has no name for."""
+    from rich.control import Control as ScreenControl
+    from rich.segment import ControlType, Segment
+
+    made = ScreenControl()
+    made.segment = Segment(controls, None, [(ControlType.HOME,)])
+    return made
 
 
 def _write_now(console: Console, controls: str) -> None:

@@ -168,6 +168,7 @@ def _run(record: Record) -> list[tuple[str, str]]:
         ("prompts", f"{clean(prompts.mode, 40)}, {clean(prompts.source, 80)}, seed {prompts.seed}"),
         ("interface", clean(record.protocol.api, 60)),
         *([("fields refused", dropped)] if dropped else []),
+        *([("note", clean(record.note))] if record.note else []),
         ("measured by", f"flatout {clean(client.flatout, 40)}, clock: {clean(client.stamp_clock, 60)}"),
     ]
 

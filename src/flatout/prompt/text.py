@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final, Protocol
 
-from flatout import prompt_words as words
+from flatout.prompt import words
 
 VERSION: Final = 1
 """Rises whenever the same seed would give another text."""

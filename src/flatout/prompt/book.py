@@ -21,9 +21,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final, Literal
 
-from flatout import prompt_words as words
-from flatout.prompt_fit import SENDS, TAILS, TOKENIZE_CALLS, FitResult, Shape, fit
-from flatout.prompt_text import Generated, Source
+from flatout.prompt import words
+from flatout.prompt.fit import SENDS, TAILS, TOKENIZE_CALLS, FitResult, Shape, fit
+from flatout.prompt.text import Generated, Source
 
 CountedBy = Literal["tokenize", "sibling_usage", "usage", "token_ids", "estimate"]
 """How the length is known: counted before sending; a sibling's usage; this prompt's own usage; ids; not at all."""
