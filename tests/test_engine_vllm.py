@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shlex
 import subprocess
@@ -14,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -71,17 +69,6 @@ def target(server: s.Served) -> Iterator[Target]:
     made.close()
 
 
-def ask(url: str, text: str, max_tokens: int, *, stream: bool = False) -> Any:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "stream": stream}
-    return s.post(f"{url}/v1/chat/completions", body)
-
-
-def complete(url: str, text: str, max_tokens: int) -> dict[str, Any]:
-    with ask(url, text, max_tokens) as answer:
-        found: dict[str, Any] = json.load(answer)
-        return found
-
-
 # --- what it is -------------------------------------------------------------------------------------------------------
 
 
@@ -116,7 +103,7 @@ def test_the_probe_finds_chat_with_running_counts(target: Target) -> None:
 def test_prompts_are_counted_as_they_are_billed(target: Target, server: s.Served, seed: int) -> None:
     text = generate(seed, 300 * (seed + 1))
     counted = target.adapter.count_chat_tokens(text)
-    billed = complete(server.url, text, 1)["usage"]["prompt_tokens"]
+    billed, _ = s.bill(server.url, MODEL, text, 1)
     assert counted == billed
     plain = target.adapter.count_tokens(text)
     assert plain is not None
@@ -128,8 +115,9 @@ def test_prompts_are_counted_as_they_are_billed(target: Target, server: s.Served
 def test_gauges_follow_what_runs_and_a_hang_up_ends_it(target: Target, server: s.Served) -> None:
     until(target, running=0)
     with contextlib.ExitStack() as stack:
-        for i in range(3):
-            stack.enter_context(ask(server.url, f"Story {i}, please.", 3000, stream=True))
+        for _ in range(3):
+            body = {"model": MODEL, "messages": [{"role": "user", "content": "A story!"}], "max_tokens": 3000}
+            stack.enter_context(s.post(f"{server.url}/v1/chat/completions", {**body, "stream": True}))
         live = until(target, running=3)
         assert live.waiting == 0
         assert live.kv_use is not None and 0 < live.kv_use < 1
@@ -138,7 +126,7 @@ def test_gauges_follow_what_runs_and_a_hang_up_ends_it(target: Target, server: s
 
 def test_the_counter_counts_every_token(target: Target, server: s.Served) -> None:
     before = until(target, running=0)
-    made = sum(complete(server.url, f"Story {i}, please.", 50 + i)["usage"]["completion_tokens"] for i in range(3))
+    made = sum(s.bill(server.url, MODEL, f"Story {i}, please.", 50 + i)[1] for i in range(3))
     after = until(target, running=0)
     assert before.generated_total is not None and after.generated_total is not None
     assert after.generated_total - before.generated_total == made == 153

@@ -252,7 +252,7 @@ def test_no_such_host(pool: LoadPool) -> None:
 @pytest.mark.parametrize(
     ("limits", "script", "said"),
     [
-        (Timeouts(first_byte_s=0.4), lambda p: time.sleep(3), "no token within 0.4 s (--first-byte-timeout"),
+        (Timeouts(first_byte_s=0.4), lambda p: time.sleep(3), "no token within 0.4 s (--first-token-timeout"),
         (
             Timeouts(first_byte_s=0.4),
             lambda p: (p.send(SSE_HEAD + chunk(event())), time.sleep(3)),

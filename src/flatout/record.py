@@ -434,3 +434,9 @@ def schema() -> dict[str, Any]:
     made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     made["title"] = FORMAT
     return made
+
+
+if __name__ == "__main__":
+    import json
+
+    print(json.dumps(schema(), indent=1))

@@ -120,6 +120,14 @@ def post(url: str, body: object) -> Any:
     return open_url(request, timeout_s=120)
 
 
+def bill(url: str, model: str, text: str, max_tokens: int) -> tuple[int, int]:
+    """Prompt and completion tokens that the server bills for one user message."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": max_tokens}
+    with post(f"{url}/v1/chat/completions", body) as answer:
+        usage = json.load(answer)["usage"]
+        return usage["prompt_tokens"], usage["completion_tokens"]
+
+
 def open_url(url: str | urllib.request.Request, timeout_s: float) -> Any:
     return urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=timeout_s)
 

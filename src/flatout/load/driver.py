@@ -375,7 +375,7 @@ class Driver:
                 words = f"the answer was not finished within {limits.total_s:g} s (--total-timeout raises the limit)"
             elif not exchange.started:
                 if now_ns - exchange.send_ns > limits.first_byte_s * 1e9:
-                    words = f"no token within {limits.first_byte_s:g} s (--first-byte-timeout raises the limit)"
+                    words = f"no token within {limits.first_byte_s:g} s (--first-token-timeout raises the limit)"
             elif idle_ns > limits.idle_s * 1e9:
                 words = f"no further token for {limits.idle_s:g} s (--idle-timeout raises the limit)"
             elif idle_ns > LINGER_NS and exchange.reads_pending:

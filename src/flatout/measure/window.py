@@ -34,7 +34,7 @@ def smooth_bins(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int, bins: in
     start, stop, mass = _gaps(trace, samples, t1_ns)
     edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
     spread = np.diff(_spread_until(edges, (start - t0_ns) / 1e9, (stop - t0_ns) / 1e9, mass))
-    single = trace.is_first & (mean_gap_ns(trace, samples.requests)[trace.request] <= 0)
+    single = trace.is_first & (mean_gap_ns(trace, samples.requests)[trace.request] <= 0) & _in(trace, t0_ns, t1_ns)
     points, _ = np.histogram((trace.t_ns[single] - t0_ns) / 1e9, edges, weights=trace.k[single])
     return np.asarray(np.maximum(spread + points, 0.0))
 
@@ -48,8 +48,8 @@ def mean_gap_ns(trace: Trace, requests: int) -> F64:
 
 
 def _gaps(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64, F64]:
-    """Begin, end and tokens of each gap that ends in an arrival. A stream that the window's end cuts gets one more gap of
-    its own mean length and tokens (one only, so that a hang shows as a loss)."""
+    """Begin, end and tokens of each gap that ends in an arrival. A stream that the window's end cuts gets one more gap
+    of its own mean length and tokens (one only, so that a hang shows as a loss)."""
     usual = mean_gap_ns(trace, samples.requests)[trace.request]
     kept = usual > 0
     start = np.where(trace.is_first, trace.t_ns - usual, trace.previous_ns)[kept]

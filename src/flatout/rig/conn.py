@@ -28,7 +28,7 @@ class Closed(Exception):
 
 
 def _stamp(sock: socket.socket) -> bool:
-    """Asks the kernel for receive stamps: a request has arrived when its bytes have, however late the rig reads them."""
+    """Asks the kernel for receive stamps: a request arrives when its bytes do, however late the rig reads them."""
     if sys.platform != "linux":
         return False
     try:
@@ -39,7 +39,7 @@ def _stamp(sock: socket.socket) -> bool:
 
 
 def _monotonic(extra: list[tuple[int, int, bytes]]) -> int | None:
-    """A receive stamp (wall clock) on the monotonic clock; None where there is none, or the wall clock was set since."""
+    """A receive stamp (wall clock) on the monotonic clock; None where there is none, or the wall clock was set."""
     if not extra or len(extra[0][2]) != _TIMESPEC.size:
         return None
     seconds, nanos = _TIMESPEC.unpack(extra[0][2])

@@ -28,32 +28,32 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """A record as the page shows it. `anchors`: each shown cell's fragment by its place in `cells`; `left_out`: cells
-    that the page does not show."""
+    """A record as the page shows it. `anchors`: each shown cell's fragment by `id(cell)`; `left_out`: cells that the
+    page does not show."""
 
     record: Record
     cells: Sequence[Cell]
-    anchors: Sequence[str]
+    anchors: Mapping[int, str]
     letters: Mapping[str, str]
     limits: Mapping[str, Limit] = field(default_factory=dict)
     left_out: int = 0
 
     def anchor(self, cell: Cell) -> str:
-        return next(a for a, c in zip(self.anchors, self.cells, strict=True) if c is cell)
+        return self.anchors[id(cell)]
 
 
 def choose(record: Record, limits: Mapping[str, Limit] | None) -> Shown:
     """Cells in the order of the phases, with unique fragments (`d/131072/2`)."""
     ordered = [cell for phase in about.PHASES for cell in record.cells if cell.phase == phase]
     cells = ordered[:MOST_CELLS]
-    anchors: list[str] = []
+    anchors: dict[int, str] = {}
     seen = set(PAGE_IDS)
     for number, cell in enumerate(cells, 1):
         wanted = cell.id if _ANCHOR.fullmatch(cell.id) else f"cell-{number}"
         if wanted in seen:
             wanted = f"{wanted}~{number}"
         seen.add(wanted)
-        anchors.append(wanted)
+        anchors[id(cell)] = wanted
     return Shown(record, cells, anchors, about.letters(record), limits or {}, len(ordered) - len(cells))
 
 

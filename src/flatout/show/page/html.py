@@ -14,7 +14,9 @@ from flatout.show.safe import SHOWN_FOR_HARMFUL
 
 _HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 _LONGEST: Final = 20_000
-_VOID: Final = frozenset({"br", "meta", "link", "input", "col", "path", "line", "rect", "circle"})
+_VOID: Final = frozenset({"br", "meta", "link", "input"})
+_SHAPES: Final = frozenset({"path", "line", "rect", "circle"})
+"""Elements of SVG that hold nothing: closed within their own tag, as HTML wants it there."""
 
 
 class Html(str):
@@ -71,8 +73,8 @@ def tag(name: str, *children: Child, **attributes: Attribute) -> Html:
             continue
         word = key.rstrip("_").replace("_", "-")
         made.append(f" {word}" if value is True else f' {word}="{escape(str(value))}"')
-    if name in _VOID:
-        made.append(">")
+    if name in _VOID or name in _SHAPES:
+        made.append("/>" if name in _SHAPES else ">")
         return Html("".join(made))
     made.append(">")
     made.extend(_parts(children))
