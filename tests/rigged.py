@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flatout.engine.start import EngineHandle
 from flatout.load.samples import Samples
 from flatout.record import Cell, Record
 from flatout.rig import RigConfig, RigHandle, Truth, running
@@ -24,11 +25,17 @@ QUICK: Suite = replace(
 class Run:
     """One run and what came of it."""
 
-    def __init__(self, record: Record, directory: Path, truth: Truth, events: list[Event]) -> None:
+    def __init__(self, record: Record, directory: Path, truth: Truth | None, events: list[Event]) -> None:
         self.record = record
         self.directory = directory
-        self.truth = truth
+        self._truth = truth
         self.events = events
+
+    @property
+    def truth(self) -> Truth:
+        """The rig's log (only where the server was a rig)."""
+        assert self._truth is not None
+        return self._truth
 
     def cell(self, cell_id: str) -> Cell:
         return next(c for c in self.record.cells if c.id == cell_id)
@@ -44,12 +51,12 @@ def suite(**changes: Any) -> Suite:
     return replace(QUICK, **changes)
 
 
-def measure(rig: RigHandle, results: Path, control: Control | None = None, **options: Any) -> Run:
+def measure(server: RigHandle | EngineHandle, results: Path, control: Control | None = None, **options: Any) -> Run:
     """flatout's own path from options to record, in this process, without a view."""
     events: list[Event] = []
-    made = Options(**{"url": rig.url, "results": results, "suite": QUICK, "warmup": False, **options})
+    made = Options(**{"url": server.url, "results": results, "suite": QUICK, "warmup": False, **options})
     record, directory = conduct.run(made, events.append, control or Control())
-    return Run(record, directory, rig.log(), events)
+    return Run(record, directory, server.log() if isinstance(server, RigHandle) else None, events)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ VERSION: Final = 1
 """Rises whenever the file of the same shape would have other bytes."""
 
 ARCHITECTURE: Final = "qwen35"
-NAME: Final = "flatout-random-47M"
+NAME: Final = "flatout-demo-47M-random"
 
 CONSTANT: Final = 8.0
 """Channel 0 of the residual stream: the same for every token, written by the embedding and never changed after it."""
@@ -85,7 +85,8 @@ def ensure_model(directory: Path | None = None, shape: Shape | None = None) -> P
     """
     shape, directory = shape or Shape(), directory or cache_dir()
     key = hashlib.sha256(repr((VERSION, sorted(asdict(shape).items()))).encode()).hexdigest()[:10]
-    path = directory / f"{NAME}-{VERSION}-{key}.gguf"
+    directory = directory / f"engine-{VERSION}-{key}"
+    path = directory / f"{NAME}.gguf"
     if not path.exists():
         try:
             directory.mkdir(parents=True, exist_ok=True)

@@ -11,6 +11,7 @@ from flatout.load.process import Outcome
 from flatout.load.samples import CUT, REFUSED
 from flatout.prompt.book import Prompt
 from flatout.run import sends
+from flatout.run.events import Gauges
 from flatout.run.prompts import content_of
 from flatout.run.session import Stopped
 from flatout.target.base import Live, TargetError
@@ -41,9 +42,10 @@ def once(session: Session, name: str, streams: list[Stream]) -> Outcome:
     longest_s = limits.connect_s + limits.total_s + 30.0
     end = time.monotonic() + longest_s
     while time.monotonic() < end:
-        status = session.pool.wait(0.25)
+        status = session.pool.wait(0.5)
         if status.ended:
             break
+        session.listener(Gauges(None, in_flight=status.in_flight, asked=len(streams), machine=session.machine_now()))
         if session.control.stopping or session.control.take_skip():
             hang_up(session, session.pool.stop())
             raise Stopped(skip=not session.control.stopping)
