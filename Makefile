@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint check test-vllm test-transformers clean
+.PHONY: demo test lint browser test-vllm test-transformers clean
 
 $(VENV)/.engine: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -23,7 +23,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
-test: lint
+# The page's tests need a browser: installed where this is root on a Debian system, else they say that they were skipped.
+browser:
+	@command -v chromium >/dev/null || test ! -x /usr/bin/apt-get || test "$$(id -u)" -ne 0 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
+
+test: lint browser
 	$(BIN)/python -m pytest -m 'not vllm and not transformers'
 
 test-vllm: $(VENV)/.dev

@@ -113,6 +113,14 @@ def test_prompts_are_exact_and_cold_ones_are_cold(tmp_path: Path) -> None:
         assert abs(decode.prompt_tokens_min - 300) <= near and abs(decode.prompt_tokens_max - 300) <= near
 
 
+def test_a_server_that_cuts_prompts_in_silence_is_found_out(tmp_path: Path) -> None:
+    with rig({"dialect": "openai", "decode_tok_s": 300, "model_len": 700, "truncate_silently": True}) as server:
+        run = measure(server, tmp_path, suite=suite(prefill=(256, 2000), decode=(256, 2000), concurrency=(1,)))
+    assert run.cell("p/256").status == run.cell("d/256/1").status == "valid"
+    for cell in (run.cell("p/2000"), run.cell("d/2000/1")):
+        assert cell.status == "over_length" and "silence" in (cell.reason or "") and cell.decode is None
+
+
 def test_prefill_speed_is_that_of_the_log(tmp_path: Path) -> None:
     with rig({"dialect": "sglang", "prefill_tok_s": 5000, "ttft_ms": 5}) as server:
         run = measure(server, tmp_path, suite=suite(prefill=(2000,), decode=(), prefill_samples=5))

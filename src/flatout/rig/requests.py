@@ -154,7 +154,7 @@ class Requests:
         server, config = self._server, self._server.config
         if config.truncate_silently and config.model_len is not None and prompt.tokens > config.model_len:
             prompt = Prompt(
-                config.model_len, prompt.granule, prompt.hashes[: config.model_len // prompt.granule], prompt.key
+                config.model_len, prompt.granule, prompt.hashes[: -(-config.model_len // prompt.granule)], prompt.key
             )
         asked, target, finish = self._lengths(ask, prompt)
         record = Record(rid=ask.rid or uuid.uuid4().hex, arrival_ns=arrival_ns)

@@ -89,6 +89,9 @@ def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
     except TargetError as error:
         _fail(session, cells, str(error))
         return failed + len(cells)
+    if made.cut_to is not None:
+        _cut(session, cells, made.cut_to)
+        return 0
     if made.error:
         _fail(session, [c for c in cells if session.cell(c.id).finished is None], made.error)
         return failed + 1
@@ -128,6 +131,17 @@ def _leave(session: Session, cells: Iterable[PlannedCell], reason: str) -> None:
         if cell.finished is None:
             cell.status, cell.reason, cell.finished = Status.NOT_RUN, reason, now_iso()
             session.settle(cell)
+
+
+def _cut(session: Session, cells: Iterable[PlannedCell], counted: int) -> None:
+    """The server shortens prompts of this length in silence: these cells are over its length."""
+    for planned in cells:
+        cell = session.cell(planned.id)
+        cell.status, cell.finished = Status.OVER_LENGTH, now_iso()
+        cell.reason = (
+            f"the server cut the prompt in silence: it counted {counted:,} of {planned.context_tokens or 0:,} tokens"
+        )
+        session.settle(cell)
 
 
 def _fail(session: Session, cells: Iterable[PlannedCell], words: str) -> None:

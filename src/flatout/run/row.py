@@ -23,6 +23,8 @@ from flatout.run.store import now_iso
 MAX_WARM_SENDS: Final = 3
 REDO_COLD: Final = 3
 FIT_SENDS: Final = 3
+CUT_SHARE: Final = 0.8
+"""A prompt of which the server counts less than this share was cut: no fit is so far off."""
 CACHED_SHARE: Final = 0.5
 """A context counts as cached once the server says so of over half of it (blocks and checkpoints leave a rest)."""
 FASTER_SHARE: Final = 0.5
@@ -34,7 +36,8 @@ class Row:
     """What a context length's cells share. `cold`: one request each, in order of `prompts` and what came before.
 
     `cached_tokens`: what the server had in its cache when a context was sent again (None: it does not tell).
-    `warm`: whether the contexts are known to be cached.
+    `warm`: whether the contexts are known to be cached. `cut_to`: tokens that the server made of a longer prompt
+    without a word (Ollama does), so that nothing of this length can be measured.
     """
 
     tokens: int
@@ -44,6 +47,7 @@ class Row:
     cached_tokens: int | None = None
     warm: bool | None = None
     error: str | None = None
+    cut_to: int | None = None
 
 
 def streams_needed(cells: Sequence[PlannedCell], shared: bool) -> int:
@@ -84,6 +88,9 @@ def prepare(session: Session, cells: Sequence[PlannedCell]) -> Row:
         if not answered(outcome.samples):
             row.error = outcome.error or error_of(outcome.samples)
             break
+        if 0 < int(outcome.samples.prompt_tokens[0]) < CUT_SHARE * tokens:
+            row.cut_to = int(outcome.samples.prompt_tokens[0])
+            return row
         if key.startswith("c/"):
             if not _take(row, best, prompt, outcome.samples):
                 todo.insert(0, key)  # its count is known now and is not as asked: another beginning, three at most
