@@ -173,6 +173,7 @@ def test_the_record_names_the_engine(measured: s.Run, target: Target) -> None:
     assert engine.adapter == "vllm"
     assert engine.version.value == target.adapter.identity().version.value
     assert measured.record.model.served_as.value == MODEL
+    assert (measured.record.room.max_running.value, measured.record.room.max_running.source) == (SEQS, "host")
 
 
 def test_prompts_are_exactly_as_long_as_the_label(measured: s.Run) -> None:
@@ -196,8 +197,12 @@ def test_tokens_come_from_running_counts_and_the_rate_from_the_samples(measured:
 
 def test_the_servers_own_counter_agrees(measured: s.Run) -> None:
     for cell in decode_cells(measured.record):
-        assert cell.tokens is not None
-        assert cell.tokens.server_total is not None, cell.tokens.reason
+        tokens = cell.tokens
+        assert tokens is not None and tokens.in_window is not None
+        assert tokens.own_total is not None and tokens.server_total is not None, tokens.reason
+        # Both are of the whole cell, of which the window is a part.
+        assert tokens.in_window <= tokens.own_total
+        assert tokens.in_window <= tokens.server_total
         assert "counters_disagree" not in [flag.name for flag in cell.flags]
 
 

@@ -225,9 +225,9 @@ def dry_run(options: Options) -> int:
 
     if options.launch:
         raise UseError("--dry-run asks a running server for its limits; start it first and give its URL")
-    with connected(options, lambda _: None) as (target, _):
-        cells, limits, _ = planned_cells(target, options)
-        print(text(cells, limits, options.suite, engine=target.adapter.name, model=target.model))
+    with connected(options, lambda _: None) as server:
+        cells, limits, _ = planned_cells(server.target, options)
+        print(text(cells, limits, options.suite, engine=server.target.adapter.name, model=server.target.model))
     return EXIT_OK
 
 

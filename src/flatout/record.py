@@ -160,6 +160,7 @@ class DecodeFigures(Model):
     acceptance: Acceptance | None = None
     preemptions: float | None = None
     streams_started: int | None = None
+    contexts_cached: bool | None = None
     looping_share: float | None = None
     drift_change: float | None = None
     two_modes_tok_s: tuple[float, float] | None = None
@@ -203,6 +204,7 @@ class SelfCheck(Model):
     gc_pauses: int
     gc_longest_ms: float
     clock_steps: int
+    priority: str = "normal"
 
 
 class Telemetry(Model):

@@ -89,7 +89,7 @@ def serving(
     Killed, not asked: these engines do not end on SIGTERM while a stream is open.
     """
     begun = time.monotonic()
-    with log.open("wb") as file:
+    with log.open("wb") as file, leaving_a_core():
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment(env), start_new_session=True
         )
@@ -104,6 +104,17 @@ def serving(
         yield Served(f"http://127.0.0.1:{port}", process.pid, log, time.monotonic() - begun)
     finally:
         kill(process)
+
+
+@contextlib.contextmanager
+def leaving_a_core() -> Iterator[None]:
+    """What is started inside may use all cores but the last: these engines spin on theirs even while they wait."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:-1] or cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def answers(url: str) -> bool:

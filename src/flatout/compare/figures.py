@@ -21,6 +21,7 @@ SHOWN: Final = {
     "burst": ("end_to_end_tok_s", "per_request_tok_s", "ttft_ms", "itl_ms"),
 }
 PARTS: Final = ("p50", "p90", "p99", "max", "mean")
+_MOST: Final = 1e18
 _ALSO: Final = ("acceptance.length", "energy_j")
 
 
@@ -80,7 +81,7 @@ def read(cell: Cell, wanted: Figure) -> tuple[float | None, Estimate | None, str
     """(value, the value with its interval, why there is none) of one cell. The Estimate is None for what is no
     positive number."""
     if not measured(cell):
-        return None, None, f"it is {cell.status.replace('_', ' ')}"
+        return None, None, cell.status.replace("_", " ")
     found, reason = _held(cell, wanted.name)
     if isinstance(found, Rate):
         between = found.interval == "between repeats"
@@ -90,7 +91,8 @@ def read(cell: Cell, wanted: Figure) -> tuple[float | None, Estimate | None, str
         return _of_distribution(cell, found, wanted)
     if found is None:
         return None, None, reason or "it was not measured"
-    return float(found), _plain(float(found)), None
+    number = float(max(-_MOST, min(_MOST, found)))
+    return number, _plain(number), None
 
 
 def _plain(value: float) -> Estimate | None:
@@ -134,5 +136,6 @@ def applies(cell: Cell, wanted: Figure) -> bool:
         return cell.phase == "decode"
     if wanted.name == "energy_j":
         return True
-    model = {"decode": DecodeFigures, "prefill": PrefillFigures, "burst": BurstFigures}[cell.phase]
-    return wanted.name in model.model_fields
+    if cell.phase == "decode":
+        return wanted.name in DecodeFigures.model_fields
+    return wanted.name in (PrefillFigures if cell.phase == "prefill" else BurstFigures).model_fields

@@ -31,13 +31,15 @@ How = Literal["within this run", "between repeats"]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A positive value of one run with the standard errors of its logarithm towards either end of its interval (`inf`
-    where the interval reaches 0; None with `reason` where there is no interval) and their degrees of freedom."""
+    """A positive value of one run, its 95 % interval [low, high], and the standard errors of its logarithm towards
+    either end (`inf` where the interval reaches 0; None with `reason` where there is none), with degrees of freedom."""
 
     value: float
     below: float | None = None
     above: float | None = None
     df: float = math.inf
+    low: float | None = None
+    high: float | None = None
     reason: str | None = None
 
 
@@ -74,11 +76,11 @@ def estimate(
         return None
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or not low <= value <= high:
         return Estimate(value, reason=reason or "it has no interval")
-    df = float(n - 1) if between and n is not None and n > 1 else math.inf
+    df = float(min(n, 10**9) - 1) if between and n is not None and n > 1 else math.inf
     quantile = _quantile(_TAIL, df)
     below = math.log(value / low) / quantile if low > 0 and value / low < math.inf else math.inf
     above = math.log(high / value) / quantile
-    return Estimate(value, max(below, _LEAST_ERROR), max(above, _LEAST_ERROR), df)
+    return Estimate(value, max(below, _LEAST_ERROR), max(above, _LEAST_ERROR), df, low, high)
 
 
 def of_samples(value: float | None, samples: Sequence[float]) -> Estimate | None:
@@ -88,8 +90,10 @@ def of_samples(value: float | None, samples: Sequence[float]) -> Estimate | None
         return None
     if len(logs) < 2:
         return Estimate(value, reason="one sample has no spread")
-    error = max(math.sqrt(_squares(logs) / (len(logs) - 1) / len(logs)), _LEAST_ERROR)
-    return Estimate(value, error, error, float(len(logs) - 1))
+    df = float(len(logs) - 1)
+    error = max(math.sqrt(_squares(logs) / df / len(logs)), _LEAST_ERROR)
+    far = math.exp(min(error * _quantile(_TAIL, df), 700.0))
+    return Estimate(value, error, error, df, value / far, value * far)
 
 
 def ratio(a: Sequence[Estimate], b: Sequence[Estimate]) -> Ratio:
@@ -106,10 +110,8 @@ def ratio(a: Sequence[Estimate], b: Sequence[Estimate]) -> Ratio:
     if not found:
         missing = next((e.reason for e in (*b, *a) if e.reason), None)
         return Ratio(value, reason=missing or "a side has no interval")
-    widest = max(found, key=lambda r: (r.high or 0.0) - (r.low or 0.0))
-    return Ratio(
-        value, widest.low, widest.high, max(r.p or 0.0 for r in found), widest.error, widest.df, widest.how
-    )
+    widest = max(found, key=lambda r: (r.high or 0.0) / r.low if r.low else math.inf)
+    return Ratio(value, widest.low, widest.high, max(r.p or 0.0 for r in found), widest.error, widest.df, widest.how)
 
 
 def _within(a: Sequence[Estimate], b: Sequence[Estimate], change: float) -> Ratio | None:
@@ -165,6 +167,16 @@ def _judged(change: float, lower: _Error, higher: _Error, how: How) -> Ratio:
     return Ratio(math.exp(change), low, high, p, most[0], most[1], how)
 
 
+def together(found: Sequence[Ratio]) -> Ratio:
+    """Geometric mean of ratios (at least one), with its 95 % interval from their errors, taken as independent."""
+    value = math.exp(_mean([math.log(r.value) for r in found]))
+    if any(r.error is None for r in found):
+        return Ratio(value, reason="not every cell has an interval")
+    error = math.hypot(*(r.error or 0.0 for r in found)) / len(found)
+    far = math.exp(min(error * _Z, 700.0))
+    return Ratio(value, value / far, value * far, error=error)
+
+
 def least_shown(found: Ratio, level: float) -> float | None:
     """The smallest relative difference that would have been shown at that level with a chance of 90 %; None if any
     might have been missed."""
@@ -185,9 +197,9 @@ def level_of(chances: Sequence[float], level: float = LEVEL) -> tuple[float, flo
         return level, level
     shown = 0
     for rank, p in enumerate(sorted(chances), start=1):
-        if p <= level * rank / m:
+        if p <= level * (rank / m):
             shown = rank
-    return level * shown / m, level * min(shown + 1, m) / m
+    return level * (shown / m), level * (min(shown + 1, m) / m)
 
 
 def _quantile(p: float, df: float) -> float:

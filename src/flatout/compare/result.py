@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from flatout.compare.ratio import Ratio
+from flatout.flags import MEASURED
 from flatout.record import Cell, Record
 
 
@@ -79,6 +80,11 @@ class CellPair:
         return next(iter(self.figures.values()), None)
 
     @property
+    def measured(self) -> bool:
+        """Some run of either side measured the cell."""
+        return bool(MEASURED & {*self.a_status, *self.b_status})
+
+    @property
     def changed(self) -> bool:
         """The statuses differ."""
         return set(self.a_status) != set(self.b_status)
@@ -109,7 +115,7 @@ class Side:
 class Pair:
     """A side (`b`) against the first (`a`). `differences`: what else differs; `unknown`: what cannot be shown to be
     equal; `only_a`, `only_b`: cells that the other side did not plan. `mean_ratio`: geometric mean of B / A over the
-    decode cells that are not doubtful."""
+    decode cells that are not doubtful, its interval as if their errors were independent."""
 
     a: Side
     b: Side
@@ -118,16 +124,16 @@ class Pair:
     unknown: tuple[str, ...]
     only_a: tuple[Key, ...]
     only_b: tuple[Key, ...]
-    mean_ratio: float | None
+    mean_ratio: Ratio | None
 
     def count(self, verdict: Verdict, *, figure: str | None = None, doubtful: bool = False) -> int:
-        """Cells with that verdict on a figure (default: the cell's speed), of the doubtful or of the others."""
+        """Measured cells with that verdict on a figure (default: the speed), of the doubtful or of the others."""
         return sum(c.verdict == verdict for c in self._of(figure, doubtful))
 
     def _of(self, figure: str | None, doubtful: bool) -> Iterable[Compared]:
         for cell in self.cells:
             made = cell.speed if figure is None else cell.figures.get(figure)
-            if made is not None and bool(cell.doubts) == doubtful:
+            if made is not None and cell.measured and bool(cell.doubts) == doubtful:
                 yield made
 
 

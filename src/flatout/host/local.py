@@ -5,7 +5,9 @@ from __future__ import annotations
 import ipaddress
 import socket
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 
@@ -125,6 +127,22 @@ def listening_process(port: int) -> Listener:
     if (first.exe_name or "").lower() in _FORWARDERS.split():
         return Listener(None, f"port {port} is held by {first.exe_name}, which only passes the traffic on")
     return Listener(first)
+
+
+def package_version(argv: Sequence[str], package: str) -> str | None:
+    """The version of a Python package in the environment that a command line runs from: that of its interpreter or
+    script (`ENV/bin/python -m …`, `ENV/bin/transformers serve`). None where there is no such environment to read."""
+    for word in argv[:2]:
+        path = Path(word)
+        if not path.is_absolute() or path.parent.name not in ("bin", "Scripts"):
+            continue
+        try:
+            found = sorted(path.parent.parent.glob(f"[Ll]ib*/**/site-packages/{package}-*.dist-info"))
+        except OSError:
+            continue
+        if found:
+            return found[-1].name.removeprefix(f"{package}-").removesuffix(".dist-info")
+    return None
 
 
 def process_info(pid: int) -> ProcessInfo | None:

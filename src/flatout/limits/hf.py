@@ -40,7 +40,7 @@ _FOREIGN: Final[Mapping[str, str]] = {
     "index_topk": "sparse attention with an indexer",
     "compress_ratios": "compressed attention",
 }
-"""Keys that change what a layer reads in a way that is not modelled: refused, since a wrong limit is worse than none."""
+"""Keys that change what a layer reads in ways that are not modelled: refused, for a wrong limit is worse than none."""
 
 
 def shape_of_config(config: Mapping[str, Any], *, weight_bits: float | None = None) -> ModelShape:
@@ -72,9 +72,7 @@ def _text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _text_part(thinker) if isinstance(thinker, Mapping) and thinker else config
 
 
-def _quantization(
-    config: Mapping[str, Any], text: Mapping[str, Any], weight_bits: float | None
-) -> Quantization | None:
+def _quantization(config: Mapping[str, Any], text: Mapping[str, Any], weight_bits: float | None) -> Quantization | None:
     if weight_bits is not None:
         if not math.isfinite(weight_bits) or not 0.5 <= weight_bits <= 64:
             raise ShapeError(f"--weight-bits is {weight_bits:g}; give the bits of one weight, for example 4.5")
@@ -183,8 +181,7 @@ class _Reader:
         heads = self.size("num_attention_heads", "n_head", "num_heads")
         kv_heads = self.optional("num_key_value_heads", "num_kv_heads") or heads
         head_dim = self.optional("head_dim") or self.hidden // heads
-        own_size = window is None and self.optional("global_head_dim")
-        if own_size:
+        if window is None and self.optional("global_head_dim"):
             head_dim = self.size("global_head_dim")
             kv_heads = self.optional("num_global_key_value_heads") or kv_heads
         value_dim = self.optional("v_head_dim") or head_dim
@@ -254,7 +251,8 @@ class _Reader:
             raise ShapeError(f"the config has {active} active experts of {experts}; it is damaged")
         width = self.size("moe_intermediate_size", "expert_ffn_hidden_size", "intermediate_size")
         base = f"layers.{index}.mlp"
-        expert = self._mlp(width, f"{base}.experts.0.up_proj", f"layers.{index}.block_sparse_moe.experts.0.w1", expert=True)
+        names = (f"{base}.experts.0.up_proj", f"layers.{index}.block_sparse_moe.experts.0.w1")
+        expert = self._mlp(width, *names, expert=True)
         router = Weights(self.hidden * experts, self.hidden * experts * self.dtype_bytes)
         shared = self.optional("shared_expert_intermediate_size") or 0
         if not shared:

@@ -6,7 +6,7 @@ import fnmatch
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from flatout.limits.shape import Precision, ShapeError
@@ -52,6 +52,13 @@ def quantization_of(config: Mapping[str, Any] | None) -> Quantization | None:
         return None
     if not isinstance(config, Mapping):
         raise ShapeError("quantization_config is not a table of settings; give the bits by hand (--weight-bits)")
+    found = _of_method(config)
+    if any(_glob(pattern) is None for pattern in _patterns(config)):
+        found = replace(found, notes=(*found.notes, "part of the list of unquantised modules is not understood"))
+    return found
+
+
+def _of_method(config: Mapping[str, Any]) -> Quantization:
     method = str(config.get("quant_method") or "").lower().replace("_", "-")
     if not method and "bits" in config:
         return _mlx(config)
@@ -140,22 +147,29 @@ def _modelopt(config: Mapping[str, Any]) -> Quantization:
 
 
 def _skipped(config: Mapping[str, Any]) -> tuple[str, ...]:
+    globs = (_glob(pattern) for pattern in _patterns(config))
+    return tuple(dict.fromkeys(glob for glob in globs if glob))
+
+
+def _patterns(config: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     for key in ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules", "exclude", "skip_modules"):
         value = config.get(key)
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-            found += [_glob(str(item)[:_MOST_PATTERN_CHARS]) for item in value[:_MOST_PATTERNS]]
-    return tuple(dict.fromkeys(part for part in found if part))
+            found += [str(item)[:_MOST_PATTERN_CHARS] for item in value[:_MOST_PATTERNS]]
+    return found
 
 
-def _glob(pattern: str) -> str:
-    """A module pattern as a glob; a regular expression that is more than dots and stars is loosened to one."""
+def _glob(pattern: str) -> str | None:
+    """A module pattern as a glob without the model's own prefix; None for a regular expression that is more than dots
+    and stars (it is left out, so that the limit comes out too high rather than too low), or one that names all."""
     if pattern.startswith("re:"):
-        text = pattern[3:].removeprefix("^").removesuffix("$").replace(".*", "*").replace("\\.", ".")
-        loose = re.sub(r"\([^()]*\)|\[[^\[\]]*\][*+?]?|\\[a-zA-Z][*+?]?|[?+|^$(){}\\\[\]]", "*", text)
-        pattern = re.sub(r"\*+", "*", loose)
+        pattern = pattern[3:].removeprefix("^").removesuffix("$").replace(".*", "*").replace("\\.", ".")
+        if re.search(r"[\\?+|^$(){}\[\]]", pattern):
+            return None
+    pattern = re.sub(r"\*+", "*", pattern)
     pattern = re.sub(r"^(?:language_model\.|model\.)+(?=.)", "", pattern)
-    return pattern if pattern.strip("*.") else ""
+    return pattern if pattern.strip("*.") else None
 
 
 def _number(config: Mapping[str, Any], key: str, default: float | None = None, *, least: float = 0.0) -> float:
@@ -163,7 +177,7 @@ def _number(config: Mapping[str, Any], key: str, default: float | None = None, *
     if value is None and default is not None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ShapeError(f"quantization_config: {key} is {value!r}, not a number; give the bits by hand (--weight-bits)")
+        raise ShapeError(f"quantization_config: {key} is {str(value)[:60]!r}, not a number; give --weight-bits by hand")
     if not least <= value <= 4096:
-        raise ShapeError(f"quantization_config: {key} is {value!r}; that cannot be; give --weight-bits by hand")
+        raise ShapeError(f"quantization_config: {key} is {value}; that cannot be; give --weight-bits by hand")
     return float(value)

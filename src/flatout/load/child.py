@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
+from flatout.load import priority
 from flatout.load.clock import Clock
 from flatout.load.connection import Address, Route, tls_context
 from flatout.load.driver import Driver
@@ -128,6 +129,7 @@ class Child:
                 self._bodies.append(data)
                 self._accept_if_whole()
             case Launch() if driver is not None and driver.launched_ns < 0 and driver.error is None:
+                driver.watch.priority = priority.take()
                 self.say(Launched(launch_ns=driver.launch()))
             case Look():
                 self._look = message
@@ -232,6 +234,7 @@ class Child:
         self._stopping = False
         for _ in range(DRAIN_ROUNDS):
             self._loop.step(0.0)
+        priority.give_back()
         driver.cut()
         while not driver.finish_slice(monotonic_ns() + 500_000_000):
             self.say(Working())

@@ -111,6 +111,7 @@ class SelfCheck(msgspec.Struct, frozen=True):
 
     `late_reads`: reads whose lag exceeded `late_limit_ns`. `merged_reads`: reads in which a stream's several events
     came together though their stamps could have differed. `unstamped_reads`: reads for which the kernel gave no stamp.
+    `priority`: of the process among the machine's others.
     `cpu_s`/`wall_s`: of the process over the job. `gc_pauses`/`gc_longest_ns`: collections during the job.
     `lag_t_ns`/`lag_max_ns`: longest lag per 100 ms, for the part of it that falls into the window.
     """
@@ -131,5 +132,6 @@ class SelfCheck(msgspec.Struct, frozen=True):
     gc_longest_ns: int
     realtime_offset_ns: int
     realtime_offset_steps: int
+    priority: Literal["real-time", "normal"] = "normal"
     lag_t_ns: tuple[int, ...] = ()
     lag_max_ns: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ import numpy as np
 
 from flatout.load.clock import Clock
 from flatout.load.job import SelfCheck
+from flatout.load.priority import Priority
 from flatout.load.samples import I64
 
 LATE_LIMIT_NS: Final = 2_000_000
@@ -30,6 +31,7 @@ class Watch:
         self.merged = 0
         self.unstamped = 0
         self.worst_ns = -1
+        self.priority: Priority = "normal"
         self._clock = clock
         self._steps_before = clock.steps
         self._histogram = np.zeros(40 * _PER_OCTAVE, dtype=np.int64)
@@ -138,6 +140,7 @@ class Watch:
             gc_longest_ns=self._gc_longest_ns,
             realtime_offset_ns=self._clock.offset_ns,
             realtime_offset_steps=self._clock.steps - self._steps_before,
+            priority=self.priority,
             lag_t_ns=tuple(self._begin_ns + int(i) * BIN_NS for i in filled),
             lag_max_ns=tuple(int(v) for v in self._bins[filled]),
         )

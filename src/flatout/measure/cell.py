@@ -48,19 +48,21 @@ def decode_figures(
     precision: float = 0.01,
     idle_before: Live | None = None,
     idle_after: Live | None = None,
+    run_tokens_per_byte: float | None = None,
 ) -> DecodeFigures:
     """Figures of a decode cell over the window [t_open, t_close) ns of CLOCK_MONOTONIC.
 
     `samples`: every request since the launch. `retokenised`: request row -> tokens of its text. `looks`: how many ends
     the window could have had. `precision`: the suite's target; twice that is the least change called drift.
-    `idle_before`, `idle_after`: counters while idle, with nothing but `samples` between. Raises ValueError for an empty
+    `idle_before`, `idle_after`: counters while idle, with nothing but `samples` between. `run_tokens_per_byte`: see
+    `tokens.count`. Raises ValueError for an empty
     window.
     """
     if t_close_ns <= t_open_ns:
         raise ValueError("the window must end after it opens")
     t0, t1 = t_open_ns, t_close_ns
     seconds = (t1 - t0) / 1e9
-    counts = tokens.count(samples, retokenised=retokenised)
+    counts = tokens.count(samples, retokenised=retokenised, run_tokens_per_byte=run_tokens_per_byte)
     table = trace.build(samples, counts)
     bins = window.pace_bins(table, samples, t0, t1, interval.BINS)
     pauses = window.pause_deviation(table, samples, t0, t1)

@@ -69,10 +69,13 @@ def content(samples: Samples) -> npt.NDArray[np.bool_]:
     return mask
 
 
-def count(samples: Samples, *, retokenised: Mapping[int, int] | None = None) -> TokenCounts:
+def count(
+    samples: Samples, *, retokenised: Mapping[int, int] | None = None, run_tokens_per_byte: float | None = None
+) -> TokenCounts:
     """Tokens of every arrival by the best source that each request has (see the module's text).
 
     `retokenised`: request row -> tokens of its whole text by the given tokenizer, without special tokens.
+    `run_tokens_per_byte`: what usage billed earlier in the run, for a cell in which no request ended.
     """
     tokens = np.zeros(len(samples.t_ns))
     source = np.full(samples.requests, NONE, dtype=np.int8)
@@ -94,7 +97,7 @@ def count(samples: Samples, *, retokenised: Mapping[int, int] | None = None) -> 
             spread.append(r)
         elif is_content[part].any():
             spread.append(r)
-    _fill_totals(samples, spread, source, totals, given, is_content)
+    _fill_totals(samples, spread, source, totals, given, is_content, run_tokens_per_byte)
     first_alone = _first_comes_alone(samples, spread, totals, is_content)
     for r in spread:
         part = samples.arrivals_of(r)
@@ -190,9 +193,10 @@ def _fill_totals(
     totals: dict[int, float],
     given: Mapping[int, int],
     is_content: npt.NDArray[np.bool_],
+    run_per_byte: float | None,
 ) -> None:
     """Totals for the requests without usage of their own: the text re-tokenised (where usage was not the cell's
-    source), the cell's tokens per byte, and, if nothing else is there, events."""
+    source), the cell's tokens per byte (else the run's), and, if nothing else is there, events."""
     text = {r: int(samples.text_len[samples.arrivals_of(r)].sum()) for r in spread}
     with_usage = [r for r in totals if text[r] > 0]
     usage_bytes = sum(text[r] for r in with_usage)
@@ -206,6 +210,8 @@ def _fill_totals(
             source[r], totals[r] = PER_BYTE, per_byte * text[r]
         elif r in given:
             source[r], totals[r] = RETOKENISED, float(given[r])
+        elif run_per_byte is not None and text[r] > 0:
+            source[r], totals[r] = PER_BYTE, run_per_byte * text[r]
         else:
             source[r], totals[r] = EVENTS, float(is_content[samples.arrivals_of(r)].sum())
 

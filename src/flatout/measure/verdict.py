@@ -15,8 +15,9 @@ CONTAMINATED_BY: Final = 1.05
 QUEUED_FROM: Final = 0.5
 """Window mean of waiting requests (DESIGN, "Room")."""
 OWN_FILL: Final = 0.95
-SERVER_FILL: Final = 0.9
-"""Lower than the client's: the server does not count a request while it is parsed, tokenised or handed back."""
+SERVER_FILL: Final = 0.75
+"""Lower than the client's: the server does not count a request while it is parsed, tokenised, prefilled (some) or
+handed back, which is a good part of a short answer's time."""
 EARLY_STOP_SHARE: Final = 0.01
 COUNTS_DIFFER: Final = 0.01
 _COUNT_GRAIN = 3.0

@@ -7,8 +7,10 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Final
 
 from flatout import __version__
 from flatout import record as rec
@@ -37,11 +39,23 @@ from flatout.run.options import Options
 from flatout.run.prompts import Prompter
 from flatout.run.recount import from_file
 from flatout.run.session import Session
-from flatout.run.store import Store, new_directory, now_iso
+from flatout.run.store import Store, new_directory, now_iso, write_beside
 from flatout.target.base import TargetError
 from flatout.target.detect import Target, connect
+from flatout.target.launch import Launched
 from flatout.target.probe import Capabilities, probe
-from flatout.target.redact import Redactor
+
+LOG_LINES: Final = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The connected server; its process, its command line and its launcher where they are known."""
+
+    target: Target
+    pid: int | None = None
+    argv: tuple[str, ...] | None = None
+    launched: Launched | None = None
 
 
 @contextmanager
@@ -53,7 +67,8 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
     check_url(options.url)
     check_hardware(options.hardware)
     with ExitStack() as stack:
-        target, server_pid = stack.enter_context(connected(options, listener))
+        server = stack.enter_context(connected(options, listener))
+        target = server.target
         listener(Doing("asking the server what it is and what it takes"))
         capabilities = probe(
             target,
@@ -66,10 +81,12 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
             capabilities = _without_length_fields(capabilities)
         planned, limits, room = planned_cells(target, options)
         pool = stack.enter_context(LoadPool(_processes(options, planned), options.load_cores))
-        watched = {"server": server_pid} if server_pid else {}
+        watched = {"server": server.pid} if server.pid else {}
         watched |= {f"load_{i + 1}": pid for i, pid in enumerate(pool.pids)}
         sampler = stack.enter_context(Sampler(processes=watched))
-        record, directory = _record(options, target, capabilities, planned, room, pool)
+        record, directory = _record(options, server, capabilities, planned, room, pool)
+        if server.launched is not None:
+            stack.callback(_keep_log, server.launched, directory)
         made = _assemble(
             options, target, capabilities, planned, limits, pool, sampler, record, directory, listener, control
         )
@@ -80,55 +97,63 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
         yield made
 
 
+def _keep_log(launched: Launched, directory: Path) -> None:
+    """The launched server's log, redacted, beside the record."""
+    write_beside(directory / "server.log", launched.log_tail(lines=LOG_LINES).encode())
+
+
 @contextmanager
-def connected(options: Options, listener: Listener) -> Iterator[tuple[Target, int | None]]:
-    """The connected server and its process id where that is known; both closed at the end. Raises TargetError."""
+def connected(options: Options, listener: Listener) -> Iterator[Server]:
+    """The connected server; closed, and stopped if it was launched, at the end. Raises TargetError."""
     with ExitStack() as stack:
-        yield _target(options, listener, stack)
+        yield _server(options, listener, stack)
 
 
-def _target(options: Options, listener: Listener, stack: ExitStack) -> tuple[Target, int | None]:
-    """The connected server and its process id where it is known (launched by us, or ours to read on this machine)."""
-    url, argv, source, pid = options.url, None, "host", None
-    known = tuple(s for s in (options.key, *(value for _, value in options.headers)) if s)
+def _server(options: Options, listener: Listener, stack: ExitStack) -> Server:
+    url, key, launched = options.url, options.key, None
+    argv: tuple[str, ...] | None = None
+    pid: int | None = None
     if options.launch:
-        from flatout.target.launch import Launched
-
-        options.results.mkdir(parents=True, exist_ok=True)
-        launched = stack.enter_context(
-            Launched(
-                options.launch,
-                log_path=options.results / f"server-{uuid.uuid4().hex[:8]}.log",
-                url=url,
-                key=options.key,
-                headers=options.headers,
-                ca_file=options.ca_file,
-                insecure=options.insecure,
-                ready_timeout_s=options.ready_s,
-                redactor=Redactor(known),
-                on_wait=lambda text: listener(Doing("starting the server", wait_for=text, until_s=options.ready_s)),
-            )
-        )
-        url, argv, source, pid = launched.url, list(launched.argv), "typed", launched.pid
+        launched = stack.enter_context(_launch(options, listener, stack))
+        url, key, argv, pid = launched.url, launched.key, launched.argv, launched.pid
     if url is None:
         raise TargetError("not_a_server", "no server given: name its URL, or start one with --launch")
-    if argv is None:
+    if launched is None:
         found = server_process(url)
-        argv, pid = (list(found.argv) if found.argv else None, found.pid) if found else (None, None)
+        argv, pid = (found.argv, found.pid) if found else (None, None)
     target = connect(
         url,
         model=options.model,
-        key=options.key,
+        key=key,
         headers=options.headers,
         ca_file=options.ca_file,
         insecure=options.insecure,
         engine=options.engine,
         argv=argv,
-        argv_source="typed" if source == "typed" else "host",
-        secrets=known,
+        argv_source="typed" if launched else "host",
+        secrets=tuple(s for s in (options.key, key, *(value for _, value in options.headers)) if s),
     )
     stack.callback(target.close)
-    return target, pid
+    return Server(target, pid, argv, launched)
+
+
+def _launch(options: Options, listener: Listener, stack: ExitStack) -> Launched:
+    """The server of `--launch`, not started yet. Its raw log stays in a private directory that goes with the run."""
+    folder = Path(stack.enter_context(TemporaryDirectory(prefix="flatout-")))
+    assert options.launch is not None
+    return Launched(
+        options.launch,
+        log_path=folder / "server.log",
+        url=options.url,
+        key=options.key,
+        headers=options.headers,
+        ca_file=options.ca_file,
+        insecure=options.insecure,
+        ready_timeout_s=options.ready_s,
+        on_wait=lambda text: listener(
+            Doing("starting the server", wait_for=text.removeprefix("waiting for "), until_s=options.ready_s)
+        ),
+    )
 
 
 def _without_length_fields(capabilities: Capabilities) -> Capabilities:
@@ -157,13 +182,13 @@ def _processes(options: Options, planned: list[PlannedCell]) -> int:
 
 def _record(
     options: Options,
-    target: Target,
+    server: Server,
     capabilities: Capabilities,
     planned: list[PlannedCell],
     room: rec.ServerRoom,
     pool: LoadPool,
 ) -> tuple[rec.Record, Path]:
-    made = _new_record(options, target, capabilities, planned, room, pool)
+    made, target = _new_record(options, server, capabilities, planned, room, pool), server.target
     if options.resume is not None:
         return resume.take_up(options.resume, made)
     engine, model = str(made.engine.name.value or made.engine.adapter), str(made.model.id.value or target.model)
@@ -172,19 +197,20 @@ def _record(
 
 def _new_record(
     options: Options,
-    target: Target,
+    server: Server,
     capabilities: Capabilities,
     planned: list[PlannedCell],
     room: rec.ServerRoom,
     pool: LoadPool,
 ) -> rec.Record:
-    identity, suite = target.adapter.identity(), options.suite
+    target, suite = server.target, options.suite
+    identity = target.adapter.identity()
     redactor = target.redactor
     return rec.Record(
         id=uuid.uuid4().hex,
         state="running",
         started=now_iso(),
-        engine=engine_facts(target, identity, options),
+        engine=engine_facts(target, identity, options, server.argv),
         model=model_facts(target, identity),
         room=room,
         protocol=protocol(target, capabilities, options),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from flatout import record as rec
 from flatout.host.hardware import hardware_from
-from flatout.host.local import ProcessInfo, is_local, listening_process
+from flatout.host.local import ProcessInfo, is_local, listening_process, package_version
 from flatout.host.machine import Machine, describe
 from flatout.plan import Limits
 from flatout.run.options import Options
@@ -19,6 +20,10 @@ from flatout.target.endpoint import parse_address
 from flatout.target.probe import Capabilities
 
 _GB: Final = 1e9
+_ENGINES: Final = (
+    "vllm", "sglang", "llama", "transformers", "ollama", "flatout.engine", "text-generation", "lmstudio", "lm-studio",
+    "trtllm", "tensorrt", "lmdeploy", "mlx_lm", "aphrodite", "exllama", "tabby", "koboldcpp", "mistralrs",
+)  # fmt: skip
 
 
 def fact(made: Fact[Any], redact: Any = None) -> rec.Fact:
@@ -37,7 +42,8 @@ def on_host(value: Any, reason: str | None = None) -> rec.Fact:
 
 
 def server_process(url: str) -> ProcessInfo | None:
-    """The server's process where it is on this machine and ours to read."""
+    """The server's process where it is on this machine, ours to read, and an engine by its command line: what merely
+    passes traffic on must not be taken for the server."""
     parts = urlsplit(url if "://" in url else f"http://{url}")
     try:
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -45,13 +51,18 @@ def server_process(url: str) -> ProcessInfo | None:
         return None
     if not parts.hostname or not is_local(parts.hostname):
         return None
-    return listening_process(port).process
+    found = listening_process(port).process
+    words = " ".join(found.argv or ()).lower() if found else ""
+    return found if any(engine in words for engine in _ENGINES) else None
 
 
-def engine_facts(target: Target, identity: Identity, options: Options) -> rec.Engine:
+def engine_facts(target: Target, identity: Identity, options: Options, argv: Sequence[str] | None = None) -> rec.Engine:
     """What the engine says of itself; a version that the user (or the embedded engine's package) gives wins."""
     redactor = target.redactor
     version = fact(identity.version)
+    if version.value is None and argv:
+        installed = package_version(argv, target.adapter.name)
+        version = rec.Fact(value=installed, source="host") if installed else version
     if options.engine_version is not None:
         version = rec.Fact(value=redactor.text(options.engine_version), source=options.engine_version_source)
     return rec.Engine(

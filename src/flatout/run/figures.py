@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flatout import record as rec
@@ -14,7 +15,7 @@ from flatout.load.process import Outcome
 from flatout.load.samples import Samples
 from flatout.measure import cell as measure
 from flatout.measure import figures as fig
-from flatout.measure.verdict import Verdict, decode_verdict, prefill_verdict
+from flatout.measure.verdict import DecodeFacts, Verdict, decode_verdict, prefill_verdict
 from flatout.plan import PlannedCell
 from flatout.run.answers import error_of
 from flatout.run.recount import recount
@@ -80,6 +81,7 @@ def self_check(checks: Sequence[SelfCheck]) -> rec.SelfCheck | None:
         gc_pauses=sum(c.gc_pauses for c in checks),
         gc_longest_ms=max(c.gc_longest_ns for c in checks) / 1e6,
         clock_steps=sum(c.realtime_offset_steps for c in checks),
+        priority="real-time" if all(c.priority == "real-time" for c in checks) else "normal",
     )
 
 
@@ -183,6 +185,7 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         precision=precision or 0.01,
         idle_before=measured.before.live if measured.before.idle else None,
         idle_after=measured.after.live if measured.after and measured.after.idle else None,
+        run_tokens_per_byte=session.tokens_per_byte,
     )
     if made.failed and not made.completed and error is None:
         error = error_of(outcome.samples)
@@ -197,6 +200,8 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         throttle_reasons=harmful(machine),
         error=error,
     )
+    if not session.target.adapter.has_gauges:
+        facts = _seen_by_the_client(facts, made, row)
     take_verdict(session, cell, decode_verdict(facts))
     cell.error = session.target.redactor.text(error) if error else None
     cell.telemetry = telemetry(machine)
@@ -206,6 +211,17 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         add_flag(cell, Flag.CONTAMINATED, measured.before.note)
     if measured.gauge_error:
         session.warn(f"the server's gauges failed while {planned.id} ran: {measured.gauge_error}")
+
+
+def _seen_by_the_client(facts: DecodeFacts, made: fig.DecodeFigures, row: Row) -> DecodeFacts:
+    """Waiting and running requests of a server that tells neither: in flight without a token, beyond the prefill that
+    they need (requests ended a second x the context's cold TTFT, its most)."""
+    active, decoding = made.own_active.value, made.own_decoding.value
+    if active is None or decoding is None:
+        return facts
+    prefilling = (made.completed + made.streams_started) / made.window_s * (row.cold_ttft_ms or 0.0) / 1e3
+    waiting = max(0.0, active - decoding - prefilling)
+    return replace(facts, server_waiting=waiting, server_running=active - waiting)
 
 
 def _fatal(measured: Measured, outcome: Outcome) -> str | None:
@@ -228,7 +244,7 @@ def _settle_without_window(session: Session, cell: rec.Cell, measured: Measured,
 
 
 def _tokens(made: fig.DecodeFigures) -> rec.Tokens:
-    pair = next(iter(made.counts), None)
+    pair = next((p for p in made.counts if "server" in p.name), None)
     return rec.Tokens(
         source=", ".join(made.token_sources) or None,
         in_window=made.window_tokens,
@@ -238,6 +254,13 @@ def _tokens(made: fig.DecodeFigures) -> rec.Tokens:
         server_total=pair.theirs if pair else None,
         reason=None if pair else "the server has no counter of generated tokens that could be read when idle",
     )
+
+
+def _cached(made: fig.DecodeFigures, row: Row) -> bool | None:
+    """Whether the contexts came from the server's cache, by its own count, else by what warming showed."""
+    if made.cached_tokens.value is not None:
+        return made.cached_tokens.value >= row.tokens / 2
+    return row.warm
 
 
 def decode(made: fig.DecodeFigures, row: Row) -> rec.DecodeFigures:
@@ -255,6 +278,7 @@ def decode(made: fig.DecodeFigures, row: Row) -> rec.DecodeFigures:
         "preemptions": made.preemptions,
         "looping_share": made.looping_share,
     }
+    counts = sorted(made.prompt_tokens or [p.counted_tokens for p in row.prompts if p.counted_tokens is not None])
     whose = {"restarts": "requests sent after the launch", "launch": "the launch's own requests"}
     return rec.DecodeFigures(
         total_tok_s=rate(made.total_tok_s),
@@ -267,8 +291,9 @@ def decode(made: fig.DecodeFigures, row: Row) -> rec.DecodeFigures:
         longest_gap_open=made.longest_gap_open,
         completed=made.completed,
         output_tokens=made.window_tokens,
-        prompt_tokens_min=made.prompt_tokens[0] if made.prompt_tokens else None,
-        prompt_tokens_max=made.prompt_tokens[1] if made.prompt_tokens else None,
+        prompt_tokens_min=counts[0] if counts else None,
+        prompt_tokens_max=counts[-1] if counts else None,
+        contexts_cached=_cached(made, row),
         acceptance=rec.Acceptance(
             length=made.acceptance.length, how=made.acceptance.kind, draft_share=made.acceptance.draft_share,
             reason=made.acceptance.reason,

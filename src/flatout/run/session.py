@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from flatout.host.telemetry import Sampler
 from flatout.load.job import Job, Stream
 from flatout.load.process import LoadPool
-from flatout.load.samples import Samples
+from flatout.load.samples import OK, Samples
 from flatout.plan import Limits, PlannedCell
 from flatout.record import Cell, Record
 from flatout.run import sends
@@ -64,6 +64,8 @@ class Session:
     recounter: Callable[[str], int] | None = None
     baseline: Baseline | None = None
     warm_sends: int | None = None
+    billed_tokens: int = 0
+    billed_bytes: int = 0
     spent_prompt: int = 0
     spent_output: int = 0
     jobs: int = 0
@@ -126,6 +128,11 @@ class Session:
         if self.control.take_skip():
             raise Stopped(skip=True)
 
+    @property
+    def tokens_per_byte(self) -> float | None:
+        """What usage billed so far per byte of streamed text; None before any answer ended."""
+        return self.billed_tokens / self.billed_bytes if self.billed_bytes else None
+
     def afford(self, prompt_tokens: int, output_tokens: int) -> None:
         """Raises Budget if sending this much more would exceed `--max-tokens-total`."""
         most = self.options.max_tokens_total
@@ -157,4 +164,7 @@ class Session:
         arrived = samples.arrival_count
         self.spent_prompt += int(sent)
         self.spent_output += int(billed.sum()) + int(arrived[samples.completion_tokens < 0].sum())
+        whole = (samples.outcome == OK) & (samples.completion_tokens > 0) & (samples.text_bytes > 0)
+        self.billed_tokens += int(samples.completion_tokens[whole].sum())
+        self.billed_bytes += int(samples.text_bytes[whole].sum())
         self.record.tokens_spent = {"prompt": self.spent_prompt, "output": self.spent_output}

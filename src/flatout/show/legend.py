@@ -121,7 +121,7 @@ def _rate_reason(cell: Cell) -> str | None:
 
 def launch_ttft(record: Record) -> list[Cell]:
     """Cells whose TTFT is not that of later requests but, for want of them, that of the launch's own."""
-    return [c for c in record.cells if c.decode is not None and "launch" in (c.decode.ttft_ms.whose or "").lower()]
+    return [c for c in record.cells if c.decode is not None and c.decode.ttft_ms.whose == "the launch's own requests"]
 
 
 def flag_lines(record: Record, width: int, *, every: bool) -> list[Line]:

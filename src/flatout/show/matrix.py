@@ -134,6 +134,7 @@ def warm_ttft(record: Record) -> dict[Row, float]:
         and about.measured(cell)
         and cell.decode is not None
         and cell.decode.ttft_ms.p50 is not None
+        and cell.decode.contexts_cached is not False
     }
 
 

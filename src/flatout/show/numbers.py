@@ -28,8 +28,10 @@ def rate(value: float | None) -> str:
     if value < 0:
         return "-" + rate(-value)
     # the next form begins where this one would round up to a wider number
-    if value >= 999_950:
+    if value >= 9_995_000:
         return f"{value / 1e6:,.1f}M"
+    if value >= 999_950:
+        return f"{value / 1e6:.2f}M"
     if value >= 9_999.5:
         return f"{value / 1e3:.1f}K"
     if value >= 999.95:

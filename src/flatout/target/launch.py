@@ -62,7 +62,9 @@ class Launched:
         if found is None:
             raise TargetError("unavailable", "--launch: the command names no --port; give the server's URL as well")
         self.url = found
-        key = key or words.option(plain, "--api-key")
+        key = key or words.option(plain, "--api-key") or settings.get("VLLM_API_KEY") or settings.get("LLAMA_API_KEY")
+        self.key = key
+        """The key that the server wants, as given or as the command says; a secret."""
         self._address = parse_address(self.url, key=key, headers=headers, ca_file=ca_file, insecure=insecure)
         self.redactor = redactor or Redactor(secrets=header_secrets(self._address))
         self._log_path, self._cwd = log_path, cwd

@@ -106,7 +106,9 @@ def _histogram(title: str, found: Distribution, *, weight: str) -> Html | None:
     label = f"{title}, histogram of {values.count(found.n)} {weight}, {told}"
     picture = drawing.histogram(bars, marks, label)
     scale = " (log)" if bars.log else ""
-    return drawing.figure(title, picture, values.ms(bars.low, fine=True), values.ms(bars.high, fine=True) + scale, key=told)
+    return drawing.figure(
+        title, picture, values.ms(bars.low, fine=True), values.ms(bars.high, fine=True) + scale, key=told
+    )
 
 
 def _curve(key: str, series: Series) -> Html | None:
@@ -120,5 +122,7 @@ def _curve(key: str, series: Series) -> Html | None:
     title = reading_name(key)
     unit = {"_mhz": " MHz", "_w": " W", "_c": " °C", "_percent": " %"}
     most = values.count(peak) + next((u for e, u in unit.items() if key.endswith(e)), "")
-    picture = drawing.curve([line], from_s=0.0, to_s=end, highest=peak, label=f"{title} over the window, at most {most}")
+    picture = drawing.curve(
+        [line], from_s=0.0, to_s=end, highest=peak, label=f"{title} over the window, at most {most}"
+    )
     return drawing.figure(title, picture, "0 s", values.seconds(end), peak=most)

@@ -65,7 +65,7 @@ PAGE_IDS: Final = frozenset(
 @dataclass(frozen=True, slots=True)
 class View:
     """One figure of the switch. `value`: what the heat is made from; `more`: is more better; `text`: the number;
-    `below`: the small texts under it; `unit` for the caption and for listeners; `why`: the reason where it is missing."""
+    `below`: the small texts under it; `unit` for the caption; `why`: the reason where it is missing."""
 
     key: str
     label: str

@@ -153,13 +153,16 @@ def _caption(shown: Shown, switch: Sequence[View]) -> Html:
     ]
     if any(not _room(cell) for cell in shown.cells if cell.phase == "decode"):
         kv = values.fact_text(room.kv_tokens)
-        size = f": {values.count(room.kv_tokens.value)} KV tokens" if kv and isinstance(room.kv_tokens.value, int) else ""
+        size = (
+            f": {values.count(room.kv_tokens.value)} KV tokens" if kv and isinstance(room.kv_tokens.value, int) else ""
+        )
         told.append(join(" ", tag("span", "", class_="key-room", aria_hidden="true"),
                          f" The thick line is where the server's room ends{size}."))  # fmt: skip
     limit = _running_limit(shown)
     if limit is not None and any(c.concurrency > limit for c in shown.cells if c.phase == "decode"):
         told.append(join(" ", tag("span", "", class_="key-queue", aria_hidden="true"),
-                         f" Right of the dotted line requests wait: the server runs {values.count(limit)} at once."))  # fmt: skip
+                         f" Right of the dotted line requests wait: the server runs {values.count(limit)} "
+                         "at once."))  # fmt: skip
     return tag("p", told, class_="cap")
 
 
@@ -179,9 +182,7 @@ def _notes(shown: Shown) -> Html | None:
             tag("span", _names(entry.where), class_="soft"))
         for entry in legend.flags(shown.record)
     ]  # fmt: skip
-    statuses = [
-        tag("li", tag("b", entry.term), f": {entry.sentence}") for entry in legend.statuses(shown.record)
-    ]
+    statuses = [tag("li", tag("b", entry.term), f": {entry.sentence}") for entry in legend.statuses(shown.record)]
     made = [*statuses, *flags]
     return tag("ul", made, class_="notes") if made else None
 

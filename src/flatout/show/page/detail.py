@@ -386,7 +386,11 @@ def _self_check(cell: Cell) -> Html | None:
         return None
     pairs: list[Pair] = []
     _pair(pairs, "Clock of arrivals", clean(s.clock, 60))
-    _pair(pairs, f"Reads later than {values.ms(s.late_limit_ms)}", f"{values.count(s.late_reads)} of {values.count(s.reads)}")
+    _pair(
+        pairs,
+        f"Reads later than {values.ms(s.late_limit_ms)}",
+        f"{values.count(s.late_reads)} of {values.count(s.reads)}",
+    )
     _pair(pairs, "Reads that took several events", values.count(s.merged_reads))
     _pair(pairs, "Lag, p50", values.ms(s.lag_p50_ms))
     _pair(pairs, "Lag, p99", values.ms(s.lag_p99_ms))

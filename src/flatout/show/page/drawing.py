@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from flatout.record import Histogram, Series
@@ -117,7 +118,7 @@ def bars(histogram: Histogram | None) -> Bars | None:
     known_counts = [max(0.0, count) for count in counts if count is not None]
     if len(known_edges) != len(edges) or len(known_counts) != len(counts) or len(edges) != len(counts) + 1:
         return None
-    if any(b <= a for a, b in zip(known_edges, known_edges[1:], strict=False)) or max(known_counts) <= 0:
+    if any(b <= a for a, b in pairwise(known_edges)) or max(known_counts) <= 0:
         return None
     while len(known_counts) > MOST_BARS:
         known_counts = [sum(known_counts[i : i + 2]) for i in range(0, len(known_counts), 2)]
@@ -156,7 +157,9 @@ def strips(rows: Sequence[Sequence[tuple[float, float, str]]], label: str) -> Ht
         y = number * high
         for a, b, kind in row:
             x, wide = _clamp(a) * WIDE, max(0.6, (_clamp(b) - _clamp(a)) * WIDE)
-            by_kind.setdefault(kind, []).append(f"M{x:.1f} {y + high * 0.1:.2f}h{wide:.1f}v{high * 0.8:.2f}h-{wide:.1f}z")
+            by_kind.setdefault(kind, []).append(
+                f"M{x:.1f} {y + high * 0.1:.2f}h{wide:.1f}v{high * 0.8:.2f}h-{wide:.1f}z"
+            )
     for kind, parts in by_kind.items():
         shapes.append(tag("path", d="".join(parts), class_=f"st {kind}"))
     return _svg(shapes, label)

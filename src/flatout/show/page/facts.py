@@ -59,7 +59,24 @@ def _section(anchor: str, title: str, rows: Sequence[Row], more: Sequence[Row], 
     if more:
         rest = tag("details", tag("summary", f"{len(more)} more"), _list(more))
     text = tag("p", note, class_="soft") if note else None
-    return tag("section", tag("h2", title, id=anchor), text, _list(rows), rest)
+    return tag("section", tag("h2", title, id=anchor), text, _list(rows), rest, _unknown([*rows, *more]))
+
+
+def _unknown(rows: Sequence[Row]) -> Html | None:
+    """Why values are missing, in text; values that are missing for the same reason together."""
+    told: dict[str, list[str]] = {}
+    for label, fact in rows:
+        if values.fact_text(fact) is None:
+            told.setdefault(clean(fact.reason, 300) if fact.reason else "no reason is recorded", []).append(label)
+    if not told:
+        return None
+    many = sum(map(len, told.values()))
+    items = [tag("li", tag("b", ", ".join(labels)), f": {reason}") for reason, labels in told.items()]
+    return tag(
+        "details",
+        tag("summary", f"Why {many} {'is' if many == 1 else 'are'} not known"),
+        tag("ul", items, class_="notes"),
+    )
 
 
 def _list(rows: Sequence[Row]) -> Html:
@@ -82,7 +99,7 @@ def _mark(source: str | None) -> Html | None:
 
 def _hardware(record: Record) -> tuple[list[Row], list[Row]]:
     facts = dict(list(record.hardware.facts.items())[:MOST])
-    order = [key for key in _HARDWARE if key in facts]
+    order: list[str] = [key for key in _HARDWARE if key in facts]
     rest = [key for key in facts if key not in order]
     # a machine without a GPU is its processor
     early = [key for key in ("cpu", "ram_gb") if key in rest and not about.known(facts.get("gpu"))]
@@ -149,7 +166,7 @@ def _run(record: Record) -> list[Row]:
     test = " and ".join(w for w in ("Fixed duration" if decode else "", "fixed count" if bursts else "") if w)
     window = f"{values.seconds(plan.time_s)}"
     if plan.precision is not None and values.drawable(plan.precision) is not None:
-        window = f"until within ±{values.percent(plan.precision)}, {values.seconds(plan.min_time_s)} to {window}"
+        window = f"At most {window}, less once within ±{values.percent(plan.precision)}"
     samples = plan.prefill_samples
     return [
         ("Served model", model.served_as), ("Revision", model.revision),
@@ -173,7 +190,10 @@ def _run_more(record: Record) -> list[Row]:
         ("Suite", _plain(clean(plan.suite, 80))),
         ("Started", _plain(about.moment(record.started))),
         ("Finished", _plain(about.moment(record.finished), "the run has no end")),
-        ("Prompts", _plain(f"{clean(prompts.mode, 40)} contexts, {clean(prompts.source, 80)}, seed {prompts.seed}; {length}")),
+        (
+            "Prompts",
+            _plain(f"{clean(prompts.mode, 40)} contexts, {clean(prompts.source, 80)}, seed {prompts.seed}; {length}"),
+        ),
         ("Sampling", _plain(sampling, "the server's defaults")),
         ("Interface", _plain(f"{clean(protocol.api, 60)} at {clean(protocol.url, 120)}")),
         ("Prompts counted by", _plain(clean(protocol.prompt_count, 80) if protocol.prompt_count else None)),

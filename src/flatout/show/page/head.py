@@ -105,7 +105,12 @@ def _firsts(shown: Shown) -> Html | None:
 
 
 def _best(
-    shown: Shown, phase: str, label: str, unit: str, which: Callable[[Cell], bool], figure: Callable[[Cell], float | None]
+    shown: Shown,
+    phase: str,
+    label: str,
+    unit: str,
+    which: Callable[[Cell], bool],
+    figure: Callable[[Cell], float | None],
 ) -> Html | None:
     """The best sound cell of a phase; doubtful numbers are no headline."""
     scored = [
@@ -153,5 +158,3 @@ def _prefill(cell: Cell) -> float | None:
 def navigation(anchors: Sequence[tuple[str, str]]) -> Html:
     return tag("nav", join([tag("a", word, href=f"#{anchor}") for anchor, word in anchors]), aria_label="Sections",
                class_="toc")  # fmt: skip
-
-

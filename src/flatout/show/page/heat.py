@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Final
 
 from flatout.show.page.values import drawable
 
-STEPS = 10
+LIGHT: Final = (
+    "#fbf7e9", "#f6edd9", "#f3e4c7", "#f1d9b4", "#f0cfa2", "#efc390", "#efb77e", "#efab6c", "#ef9d5b", "#ef8f4b",
+)  # fmt: skip
+"""The shades on light paper, worst to best; the page's style sheet has them too, and their dark sisters."""
+STEPS: Final = len(LIGHT)
 
 
 class Heat:

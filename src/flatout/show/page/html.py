@@ -25,7 +25,7 @@ class Html(str):
     __slots__ = ()
 
 
-Child: TypeAlias = "str | Html | None | Iterable[Child]"
+Child: TypeAlias = "str | Html | Iterable[Child] | None"
 Attribute: TypeAlias = "str | int | float | bool | None"
 
 
@@ -64,7 +64,7 @@ def _parts(children: Iterable[Child]) -> Iterable[str]:
             yield from _parts(child)
 
 
-def tag(name: str, *children: Child, **attributes: Attribute) -> Html:
+def tag(name: str, /, *children: Child, **attributes: Attribute) -> Html:
     """An element. Attribute names lose a trailing `_`, and `_` becomes `-`: class_, data_v, aria_label. None and False
     leave an attribute out, True gives it without a value."""
     made = [f"<{name}"]

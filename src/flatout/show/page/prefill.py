@@ -20,7 +20,9 @@ def section(shown: Shown, charts: Html | None) -> Html | None:
     heat = Heat([_rate(cell) for cell in cells], more=True)
     rows = [_row(shown, cell, warm.get(matrix.row_of(cell)), heat) for cell in cells]
     heads = ["Context", "tok/s", "± 95 %", "TTFT cold", "TTFT warm", "Prompts", "Status"]
-    head = tag("tr", [tag("th", text, scope="col") for text in heads])
+    head = tag(
+        "tr", [tag("th", text, scope="col", class_={"Prompts": "few", "Status": "l"}.get(text)) for text in heads]
+    )
     table = tag(
         "table",
         tag("caption", "Prompt tokens per second by context length, a cold prompt alone on the server; K = 1024 for "
@@ -51,7 +53,9 @@ def _row(shown: Shown, cell: Cell, warm_ms: float | None, heat: Heat) -> Html:
     why = cell.reason or about.status_sentence(cell.status)
     rate = values.dash(why) if p is None else values.shown(values.rate(p.prefill_tok_s.value), p.prefill_tok_s.reason)
     spread = values.dash(why) if p is None else values.shown(values.interval(p.prefill_tok_s), p.prefill_tok_s.reason)
-    cold = values.dash(why) if p is None else values.shown(values.ms(p.ttft_ms.p50), values.why(p.ttft_ms.reasons, "p50"))
+    cold = (
+        values.dash(why) if p is None else values.shown(values.ms(p.ttft_ms.p50), values.why(p.ttft_ms.reasons, "p50"))
+    )
     warm = values.shown(values.ms(warm_ms), "no decode cell with one request at this context")
     used = sum(sample.used for sample in p.samples) if p is not None and p.samples else None
     state = tag("span", word, class_="quiet") if cell.status == Status.VALID else tag("b", word, class_="word")
@@ -63,6 +67,10 @@ def _row(shown: Shown, cell: Cell, warm_ms: float | None, heat: Heat) -> Html:
         tag("td", spread, class_="soft"),
         tag("td", cold),
         tag("td", warm),
-        tag("td", values.shown(values.count(used), why if p is None else "the record has no single samples")),
+        tag(
+            "td",
+            values.shown(values.count(used), why if p is None else "the record has no single samples"),
+            class_="few",
+        ),
         tag("td", state, class_="st"),
     )

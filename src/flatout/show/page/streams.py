@@ -44,7 +44,13 @@ def _draw(cell: Cell, samples: Samples) -> Html | None:
         send, first, end = int(samples.send_ns[i]), int(samples.first_token_ns[i]), int(samples.end_ns[i])
         stream = int(samples.stream[i])
         stop = end if end >= 0 else window.close_ns
-        if send < 0 or stop < window.open_ns or send > window.close_ns or stream >= MOST_STREAMS or drawn >= MOST_REQUESTS:
+        if (
+            send < 0
+            or stop < window.open_ns
+            or send > window.close_ns
+            or stream >= MOST_STREAMS
+            or drawn >= MOST_REQUESTS
+        ):
             continue
         drawn += 1
         begun = first if first >= 0 else stop
@@ -56,5 +62,5 @@ def _draw(cell: Cell, samples: Samples) -> Html | None:
     ordered = [[bar for bar in rows[key] if bar[1] > 0 and bar[0] < 1] for key in sorted(rows)]
     label = f"{drawn} requests of {len(ordered)} streams over the window: waiting for the first token, then decoding"
     picture = drawing.strips(ordered, label)
-    key = f"{drawn} requests; dark: before the first token"
+    key = f"{drawn} requests; strong: before the first token"
     return drawing.figure("Streams", picture, "0 s", values.seconds(window.length_s), key=key)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from flatout.compare import configuration
 from flatout.compare.figures import SHOWN, SPEED, Figure, figure, read
-from flatout.compare.ratio import Estimate, Ratio, least_shown, level_of, ratio
+from flatout.compare.ratio import Estimate, Ratio, least_shown, level_of, ratio, together
 from flatout.compare.result import CellPair, Compared, CompareError, Comparison, Key, Pair, Side, Value, Verdict
 from flatout.flags import DOUBTFUL_FLAGS, MEASURED, Flag, Status
 from flatout.record import Cell, Record
@@ -57,8 +57,8 @@ def _sides(records: Sequence[Record], notes: list[str]) -> list[int]:
         seen = list(dict.fromkeys(keys))
         return [seen.index(key) for key in keys]
     notes.append(
-        "All runs have the same configuration, so each is compared with the first. To compare sets of repeats, put each "
-        "set into a directory of its own and name the directories."
+        "All runs have the same configuration, so each is compared with the first. To compare sets of repeats, put "
+        "each set into a directory of its own and name the directories."
     )
     return list(range(len(records)))
 
@@ -100,16 +100,7 @@ def key_of(cell: Cell) -> Key:
 def _pair(a: Side, b: Side) -> Pair:
     ours, theirs = _keys(a), _keys(b)
     shared = [key for match, key in ours.items() if match in theirs]
-    cells = [_cell_pair(a, b, key) for key in shared]
-    families = sorted({SPEED.get(phase, "") for phase in SHOWN} | {name for names in SHOWN.values() for name in names})
-    figures: dict[tuple[str, int | str, int], dict[str, Compared]] = {key.match: {} for key in shared}
-    for name in families:
-        wanted = figure(name)
-        mine = [c for c in cells if name in SHOWN[c.key.phase]]
-        for cell, made in zip(mine, judge(a, b, mine, wanted), strict=True):
-            figures[cell.key.match][name] = made
-    done = [_with(c, {n: figures[c.key.match][n] for n in SHOWN[c.key.phase]}) for c in cells]
-    done = _speeds_together(done)
+    done = _all_judged(a, b, [_cell_pair(a, b, key) for key in shared])
     found, unknown = configuration.differences(a.records[0], b.records[0])
     return Pair(
         a,
@@ -123,18 +114,14 @@ def _pair(a: Side, b: Side) -> Pair:
     )
 
 
-def _with(cell: CellPair, figures: Mapping[str, Compared]) -> CellPair:
-    return CellPair(cell.key, cell.a_status, cell.b_status, cell.doubts, cell.notes, figures)
-
-
 def _keys(side: Side) -> dict[tuple[str, int | str, int], Key]:
     return {match: key_of(cell) for cells in side.cells for match, cell in cells.items()}
 
 
 def _cell_pair(a: Side, b: Side, key: Key) -> CellPair:
     ours, theirs = (cells_of(side, key) for side in (a, b))
-    doubts = [*_doubts(ours, "A", len(a.records)), *_doubts(theirs, "B", len(b.records))]
-    notes = [*_notes(ours, "A"), *_notes(theirs, "B")]
+    doubts = _both(_doubts(ours, len(a.records)), _doubts(theirs, len(b.records)))
+    notes = _both(_notes(ours), _notes(theirs))
     a_status, b_status = (tuple(cell.status for cell in cells) for cells in (ours, theirs))
     if {Status.REQUESTS_QUEUED} & {*a_status} != {Status.REQUESTS_QUEUED} & {*b_status}:
         notes.append("requests queued on one side only")
@@ -146,24 +133,48 @@ def cells_of(side: Side, key: Key) -> list[Cell]:
     return [cells[key.match] for cells in side.cells if key.match in cells]
 
 
-def _doubts(cells: Sequence[Cell], side: str, runs: int) -> Iterable[str]:
+def _both(a: str | None, b: str | None) -> list[str]:
+    """What is said of either side, once where it is the same."""
+    if a and a == b:
+        return [f"both {a}"]
+    return [f"{name} {told}" for name, told in (("A", a), ("B", b)) if told]
+
+
+def _doubts(cells: Sequence[Cell], runs: int) -> str | None:
     doubtful = [c for c in cells if c.status == Status.DOUBTFUL or any(f.name in DOUBTFUL_FLAGS for f in c.flags)]
-    if doubtful:
-        names = dict.fromkeys(f.name.replace("_", " ") for c in doubtful for f in c.flags if f.name in DOUBTFUL_FLAGS)
-        share = f" in {len(doubtful)} of {runs} runs" if runs > 1 else ""
-        yield f"{side} {', '.join(names) or 'doubtful'}{share}"
+    if not doubtful:
+        return None
+    names = dict.fromkeys(f.name.replace("_", " ") for c in doubtful for f in c.flags if f.name in DOUBTFUL_FLAGS)
+    return (", ".join(names) or "doubtful") + (f" in {len(doubtful)} of {runs} runs" if runs > 1 else "")
 
 
-def _notes(cells: Sequence[Cell], side: str) -> Iterable[str]:
+def _notes(cells: Sequence[Cell]) -> str | None:
     names = dict.fromkeys(f.name.replace("_", " ") for c in cells for f in c.flags if f.name in _TELLING)
-    if names and any(c.status in MEASURED for c in cells):
-        yield f"{side} {', '.join(names)}"
+    return ", ".join(names) if any(c.status in MEASURED for c in cells) and names else None
 
 
-def judge(a: Side, b: Side, cells: Sequence[CellPair], wanted: Figure) -> list[Compared]:
-    """One figure of all cells, judged as one family; doubtful cells are a family of their own, so that what is wrong
-    with them touches no other."""
-    made = [_compared(a, b, cell.key, wanted) for cell in cells]
+def _all_judged(a: Side, b: Side, cells: Sequence[CellPair]) -> list[CellPair]:
+    """The cells with their shown figures. The cells' speeds, whatever their phase, are one family: they are what the
+    verdict on two runs is made of. Every other figure is a family of its own."""
+    made = [{name: _compared(a, b, cell.key, figure(name)) for name in SHOWN[cell.key.phase]} for cell in cells]
+    for family in ("", *dict.fromkeys(name for names in SHOWN.values() for name in names[1:])):
+        names = [family or SPEED[cell.key.phase] for cell in cells]
+        at = [i for i, name in enumerate(names) if name in made[i]]
+        for i, done in zip(at, _judged_apart([made[i][names[i]] for i in at], [cells[i] for i in at]), strict=True):
+            made[i][names[i]] = done
+    return [CellPair(c.key, c.a_status, c.b_status, c.doubts, c.notes, m) for c, m in zip(cells, made, strict=True)]
+
+
+def judge(pair: Pair, cells: Sequence[CellPair], wanted: Figure) -> list[Compared]:
+    """One figure of some cells of a pair: as it stands in the comparison, else judged as one family."""
+    if all(str(wanted) in cell.figures for cell in cells):
+        return [cell.figures[str(wanted)] for cell in cells]
+    return _judged_apart([_compared(pair.a, pair.b, cell.key, wanted) for cell in cells], cells)
+
+
+def _judged_apart(family: Sequence[Compared], cells: Sequence[CellPair]) -> list[Compared]:
+    """Doubtful cells are a family of their own, so that what is wrong with them touches no other."""
+    made = list(family)
     for doubtful in (False, True):
         at = [i for i, cell in enumerate(cells) if bool(cell.doubts) == doubtful]
         for i, done in zip(at, _judged([made[i] for i in at]), strict=True):
@@ -197,11 +208,9 @@ def _value(found: Sequence[Estimate]) -> Value | None:
     if not found:
         return None
     runs = tuple(e.value for e in found)
-    middle = math.exp(math.fsum(math.log(v) for v in runs) / len(runs))
-    if len(found) > 1 or found[0].below is None or found[0].above is None:
-        return Value(middle, None, None, runs)
-    alone = ratio([Estimate(1.0, 0.0, 0.0)], found)
-    return Value(runs[0], alone.low, alone.high, runs)
+    if len(found) == 1:
+        return Value(runs[0], found[0].low, found[0].high, runs)
+    return Value(math.exp(math.fsum(math.log(v) for v in runs) / len(runs)), None, None, runs)
 
 
 def _judged(family: Sequence[Compared]) -> list[Compared]:
@@ -227,21 +236,10 @@ def _word(name: str, made: Ratio) -> Verdict:
     return Verdict.FASTER if (made.value > 1) == more else Verdict.SLOWER
 
 
-def _speeds_together(cells: Sequence[CellPair]) -> list[CellPair]:
-    """The cells' speeds, whatever their phase, as one family: what the verdict on two runs is made of."""
-    done = list(cells)
-    for doubtful in (False, True):
-        at = [i for i, c in enumerate(cells) if bool(c.doubts) == doubtful and c.speed is not None]
-        judged = _judged([speed for i in at if (speed := cells[i].speed) is not None])
-        for i, made in zip(at, judged, strict=True):
-            done[i] = _with(cells[i], {**cells[i].figures, made.figure: made})
-    return done
-
-
-def _mean_ratio(cells: Sequence[CellPair]) -> float | None:
-    logs = [
-        math.log(c.speed.ratio.value)
+def _mean_ratio(cells: Sequence[CellPair]) -> Ratio | None:
+    found = [
+        c.speed.ratio
         for c in cells
         if c.key.phase == "decode" and not c.doubts and c.speed is not None and c.speed.ratio is not None
     ]
-    return math.exp(math.fsum(logs) / len(logs)) if logs else None
+    return together(found) if len(found) > 1 else None

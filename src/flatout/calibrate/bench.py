@@ -1,0 +1,155 @@
+"""One known speed, measured as a run measures a decode cell: launch, steady load, a fixed window, stop."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from flatout.calibrate import compare
+from flatout.calibrate.scenes import TTFT_MS, Scene
+from flatout.calibrate.store import Point
+from flatout.load.job import Endpoint, Job, Timeouts
+from flatout.load.process import LoadError, LoadPool, Outcome
+from flatout.measure.cell import decode_figures
+from flatout.rig import RigHandle, Truth
+from flatout.rig.truth import BLOCKED
+from flatout.run.sends import first_lengths, stream
+from flatout.target.openai import PATHS, Shape
+
+START_S: Final = 30.0
+SETTLE_S: Final = 0.3
+PROMPT: Final = "Tell me how fast this machine reads."
+
+_DEFAULTS: Final = {
+    "ttft_ms": TTFT_MS, "burst_events": 1, "burst_one_send": False, "spec_accept_length": None, "usage_delay_ms": 0.0,
+}  # fmt: skip
+_COUNTS: Final = ("stream_options.include_usage", True), ("stream_options.continuous_usage_stats", True)
+
+
+class SceneError(Exception):
+    """The point could not be measured at all; the text says why."""
+
+
+def job_for(scene: Scene, url: str, name: str) -> Job:
+    """The load core's job: streams that restart, their first answers of evenly spread lengths."""
+    where = urlsplit(url)
+    fields = _COUNTS if scene.running_counts else _COUNTS[:1]
+    shape = Shape(api="chat", model="rig-model", fields=fields, id_field="request_id")
+    firsts = first_lengths(scene.streams, scene.max_tokens, scene.streams)
+    return Job(
+        name=name,
+        mode="closed",
+        api="chat",
+        endpoint=Endpoint("http", where.hostname or "", where.port or 0, f"/v1{PATHS['chat']}"),
+        timeouts=Timeouts(first_byte_s=START_S, idle_s=START_S),
+        streams=tuple(stream(shape, PROMPT, scene.max_tokens, first) for first in firsts),
+        rid_prefix=name,
+    )
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """CPU time of the processes so far: by the scheduler's count in ns where there is one (Linux), else by ticks."""
+    import psutil  # type: ignore[import-untyped, unused-ignore]
+
+    total = 0.0
+    for pid in pids:
+        try:
+            total += int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
+        except (OSError, ValueError, IndexError):
+            times = psutil.Process(pid).cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def measure(scene: Scene, rig: RigHandle, pool: LoadPool, window_s: float) -> Point:
+    """Measures one scene. Raises SceneError, LoadError and RigError."""
+    knobs: dict[str, Any] = {
+        **_DEFAULTS, "decode_tok_s": scene.stream_tok_s, "tokens_per_event": scene.tokens_per_event,
+        "pattern": scene.pattern, **scene.knobs,
+    }  # fmt: skip
+    rig.control(**knobs)
+    rig.reset()
+    pool.start(job_for(scene, rig.url, f"cal{os.getpid() % 100_000}x{time.monotonic_ns() % 10**9}"))
+    try:
+        status = pool.wait(START_S, until=lambda s: s.started >= scene.streams)
+        if status.started < scene.streams:
+            why = status.error or status.last_error or f"{status.started} streams after {START_S:g} s"
+            raise SceneError(f"{scene.name}: the load did not start ({why})")
+        time.sleep(SETTLE_S)
+        cpu = -cpu_s(pool.pids)
+        open_ns = time.monotonic_ns()
+        if scene.stall_s:
+            time.sleep(window_s * 0.4)
+            rig.control(stall_now_s=scene.stall_s)
+        close_ns = open_ns + round(window_s * 1e9)
+        time.sleep(max(0.0, (close_ns - time.monotonic_ns()) / 1e9))
+        cpu += cpu_s(pool.pids)
+        cpu_span_s = (time.monotonic_ns() - open_ns) / 1e9
+    finally:
+        outcome = pool.stop()
+    return point(scene, outcome, rig.log(), open_ns, close_ns, cpu * window_s / cpu_span_s)
+
+
+def point(scene: Scene, outcome: Outcome, truth: Truth, open_ns: int, close_ns: int, cpu: float | None) -> Point:
+    """The point out of what was read and what was sent. `cpu`: seconds that the load processes used in the window."""
+    if not outcome.samples.requests:
+        raise SceneError(f"{scene.name}: nothing was read")
+    figures = decode_figures(outcome.samples, t_open_ns=open_ns, t_close_ns=close_ns, context_tokens=0)
+    window_s = (close_ns - open_ns) / 1e9
+    sent = compare.sent_events(truth, open_ns, close_ns)
+    stamps = compare.stamps(outcome.samples, truth, open_ns, close_ns)
+    total, ttft = compare.total_tok_s(figures, truth), compare.ttft_p50_ms(figures, outcome.samples, truth)
+    itl_p50, itl_p99 = compare.itl_ms(figures, truth)
+    blocked = int(((truth.event_flags[sent] & BLOCKED) > 0).sum())
+    events = int(sent.sum())
+    asked = _asked_events_s(scene, truth, open_ns, close_ns)
+    merged = float(stamps.merged.mean()) if len(stamps.merged) else 0.0
+    verdict = compare.judge(
+        total, ttft, itl_p50, outcome.checks, asked_events_s=asked, sent_events_s=events / window_s, blocked=blocked,
+        merged_share=merged, estimated=figures.estimated_share > 0,
+    )  # fmt: skip
+    p50, p99 = _percentiles(stamps.error_us)
+    lags = [c.lag_p99_ns for c in outcome.checks if c.lag_p99_ns is not None]
+    late = truth.event_late_us[sent]
+    return Point(
+        name=scene.name, kind=scene.kind, sender="lean" if scene.lean else "rig", streams=scene.streams,
+        stream_tok_s=scene.stream_tok_s, tokens_per_event=scene.tokens_per_event, pattern=scene.pattern,
+        window_s=window_s, asked_events_s=asked, sent_events_s=events / window_s, total_tok_s=total, ttft_p50_ms=ttft,
+        itl_p50_ms=itl_p50, itl_p99_ms=itl_p99, longest_gap_ms=compare.longest_gap_ms(figures, truth),
+        events_matched=len(stamps.error_us), stamp_p50_us=p50, stamp_p99_us=p99,
+        merged_share=merged,
+        cpu_us_per_event=cpu * 1e6 / events if cpu is not None and events else None,
+        cpu_share=cpu / window_s / len(outcome.checks) if cpu is not None and outcome.checks else None,
+        lag_p99_us=max(lags) / 1e3 if lags else None, late_reads=sum(c.late_reads for c in outcome.checks),
+        reads=sum(c.reads for c in outcome.checks),
+        sender_late_p99_us=float(np.percentile(late, 99)) if len(late) else None, blocked=blocked,
+        token_source=", ".join(figures.token_sources), trusted=verdict.trusted,
+        held_by=verdict.held_by, reason=verdict.reason,
+    )  # fmt: skip
+
+
+def _asked_events_s(scene: Scene, truth: Truth, open_ns: int, close_ns: int) -> float:
+    """Events a second that the sender was set to, less the pauses between answers and a planted silence: those are
+    part of the plan, and no weakness of the sender."""
+    window_ns = close_ns - open_ns
+    last = np.where(truth.end_ns >= 0, truth.last_ns, close_ns)
+    decoding = np.minimum(last, close_ns) - np.maximum(truth.first_ns, open_ns)
+    mean = float(np.maximum(decoding, 0)[truth.first_ns >= 0].sum()) / window_ns
+    stalled = min(scene.stall_s * 1e9 / window_ns, 1.0)
+    return scene.events_s * min(1.0, mean / scene.streams) * (1.0 - stalled)
+
+
+def _percentiles(values: compare.F64) -> tuple[float | None, float | None]:
+    if not len(values):
+        return None, None
+    p50, p99 = np.percentile(values, [50, 99])
+    return float(p50), float(p99)
+
+
+__all__ = ["LoadError", "SceneError", "job_for", "measure", "point"]

@@ -1,0 +1,160 @@
+"""Records for the page: one with everything that a cell can hold, and hostile ones."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from flatout.flags import Status
+from flatout.record import (
+    Acceptance,
+    Attempt,
+    Cell,
+    Distribution,
+    Histogram,
+    Record,
+    SelfCheck,
+    Series,
+    Telemetry,
+    Tokens,
+    Warmup,
+)
+from tests import records
+
+PLANTED = (
+    "\"'><script>window.pwned=1</script><img src=x onerror=window.pwned=1><svg onload=window.pwned=1>"
+    "</script></style></title><a href=javascript:window.pwned=1>x</a>\u202egnp.exe\u2066\u200b\x00\x1b[31m"
+    "{{7*7}}${7*7}`"
+)
+"""Ways to run or to disguise something, in one string."""
+
+
+def _histogram(low: float, high: float, bars: int = 40) -> Histogram:
+    step = (high / low) ** (1 / bars)
+    return Histogram(
+        edges=[low * step**i for i in range(bars + 1)],
+        counts=[1000 * math.exp(-(((i - bars / 3) / 6) ** 2)) for i in range(bars)],
+    )
+
+
+def _series(mean: float, points: int = 240, length_s: float = 30.0) -> Series:
+    times = [length_s * (i + 0.5) / points for i in range(points)]
+    return Series(t_s=times, values=[mean * (1 + 0.1 * math.sin(7.3 * i)) for i in range(points)])
+
+
+def _full(found: Distribution, low: float, high: float) -> Distribution:
+    return found.model_copy(
+        update={
+            "n": 4000, "p90": high * 0.8, "p99": high * 0.95, "max": high, "p50_low": found.p50, "p50_high": found.p50,
+            "histogram": _histogram(low, high),
+        }
+    )  # fmt: skip
+
+
+def furnished(cell: Cell) -> Cell:
+    """The cell with every part that a run can record."""
+    d = cell.decode
+    if d is None:
+        return cell
+    each = d.per_request_tok_s.p50 or 1.0
+    decode = d.model_copy(
+        update={
+            "itl_ms": _full(d.itl_ms, 1.0, 40.0), "ttft_ms": _full(d.ttft_ms, 50.0, 900.0),
+            "tpot_ms": _full(d.tpot_ms, 1.0, 40.0), "cold_ttft_ms": 512.0, "longest_gap_ms": 61.0, "connect_ms": 0.3,
+            "waiting_server_mean": 0.4, "kv_use_max": 0.61, "mean_depth_tokens": 9000.5, "prompt_tokens_min": 8191,
+            "prompt_tokens_max": 8193, "cached_tokens_mean": 8176.0, "asked_tokens_mean": 4096.0,
+            "output_tokens_mean": 4012.5, "acceptance": Acceptance(length=3.21, how="counters", draft_share=0.44),
+            "preemptions": 0.0, "looping_share": 0.01, "drift_change": -0.012, "two_modes_tok_s": (each * 0.8, each),
+            "tok_s_series": _series(d.total_tok_s.value or 1.0), "running_series": _series(float(cell.concurrency), 60),
+            "waiting_series": _series(0.5, 60),
+        }
+    )  # fmt: skip
+    telemetry = Telemetry(
+        means={"sm_clock_mhz": 1755.0, "power_w": 512.3, "temperature_c": 61.0, "gpu_memory_used_bytes": 1.2e11},
+        maxima={"sm_clock_mhz": 1980.0, "power_w": 598.1, "temperature_c": 66.0},
+        throttle={"power cap": 0.12}, energy_j=15_369.0, energy_how="counter",
+        reasons={"cpu_use_percent": "one sample only"},
+        series={"sm_clock_mhz": _series(1755.0, 60), "power_w": _series(512.0, 60)},
+    )  # fmt: skip
+    check = SelfCheck(
+        clock="kernel", reads=120_000, late_reads=3, late_limit_ms=2.0, merged_reads=4, unstamped_reads=0,
+        lag_p50_ms=0.1, lag_p99_ms=0.6, lag_worst_ms=2.9, cpu_share=0.31, gc_pauses=0, gc_longest_ms=0.0, clock_steps=0,
+    )  # fmt: skip
+    return cell.model_copy(
+        update={
+            "decode": decode, "telemetry": telemetry, "self_check": check,
+            "tokens": Tokens(source="running counts", in_window=d.output_tokens, own_total=5000.0, server_total=5001.0),
+            "attempts": [Attempt(started="2026-11-30T02:40:00+00:00", reason="8.6 running for 8", total_tok_s=2000.0)],
+            "started": "2026-11-30T02:42:00.000+00:00", "finished": "2026-11-30T02:42:41.000+00:00",
+            "order": cell.concurrency,
+        }
+    )  # fmt: skip
+
+
+def full_seed() -> Record:
+    """The seed's whole matrix with every part in every measured cell: what a long run's page has to carry."""
+    made = records.seed_page()
+    warmup = Warmup(what="32 at once", tok_s=[4000.0, 4010.0], repeats=True, note="events/s")
+    return made.model_copy(update={"cells": [furnished(cell) for cell in made.cells], "warmups": [warmup]})
+
+
+def planted(record: Record, *, statuses: bool) -> Record:
+    """The record with PLANTED in every string that has no fixed set of values. `statuses`: in those of cells, too."""
+    fixed = {"format", "phase", "source", "describes", "state"} | (set() if statuses else {"status"})
+    content = _plant(record.model_dump(), "", fixed)
+    for key in ("name", "version", "launch_command", "draft_model", "speculative_method"):
+        content["engine"][key] = {"value": PLANTED, "source": "server", "reason": None}
+    content["client"]["command"] = ["flatout", "run", PLANTED]
+    content["protocol"] |= {
+        "fields": {PLANTED: PLANTED},
+        "sampling": {PLANTED: PLANTED},
+        "dropped": [[PLANTED, PLANTED]],
+    }
+    content["hardware"]["facts"] |= {PLANTED: {"value": PLANTED, "source": "host", "reason": None},
+                                     "gpu": {"value": None, "source": None, "reason": PLANTED}}  # fmt: skip
+    content["warnings"] = [PLANTED]
+    content["note"] = PLANTED
+    content["tokens_spent"] = {PLANTED: 3}
+    return Record.model_validate(content)
+
+
+def _plant(value: Any, key: str, fixed: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {k: _plant(v, k, fixed) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plant(v, key, fixed) for v in value]
+    return PLANTED if isinstance(value, str) and key not in fixed else value
+
+
+EXTREME = (1e308, -1e308, -1.0, 0.0, 5e-324, 1e16)
+
+
+def extreme(value: float) -> Record:
+    """A record in which every number of every measured cell has one absurd value."""
+    made = records.record(
+        [
+            records.prefill("8K", 8192, 100.0, 10.0),
+            records.prefill("16K", 16384, 100.0, 10.0),
+            *(furnished(records.decode("8K", 8192, n, 100.0, ttft_ms=5.0, itl_ms=6.0, active=1.0)) for n in (1, 2)),
+            records.burst("8K", 8192, 2, 10.0),
+        ]
+    )
+    content = made.model_dump()
+    for cell in content["cells"]:
+        for part in ("prefill", "decode", "burst", "telemetry", "window", "self_check", "tokens", "attempts"):
+            cell[part] = _replaced(cell[part], value)
+    return Record.model_validate(content)
+
+
+def _replaced(value: Any, number: float) -> Any:
+    if isinstance(value, dict):
+        return {k: _replaced(v, number) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replaced(v, number) for v in value]
+    return number if isinstance(value, float) else value
+
+
+def many(cells: int) -> Record:
+    """A record of very many cells, each with its own context and number of requests."""
+    made = [records.decode(f"c{i}", i + 1, i + 1, 10.0 + i, active=1.0) for i in range(cells)]
+    return records.record([cell.model_copy(update={"status": Status.VALID}) for cell in made])
