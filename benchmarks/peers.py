@@ -4,8 +4,8 @@
 
 The server is flatout's rig: 8 streams of 100 tok/s, TTFT 50 ms, with one fault planted a row. Truth is the rig's own
 log: total tok/s = tokens sent while all 8 requests ran, after each had a first token, over that time (with the work of
-others planted: what the server does without it); TTFT p50 and ITL p50 over the tool's own requests. Other tools stand in
-environments of their own:
+others planted: what the server does without it; for flatout, over the window that it names); TTFT p50 and ITL p50 over
+the tool's own requests. Other tools stand in environments of their own:
 
     FLATOUT_PEER_AIPERF=…/bin  FLATOUT_PEER_LLAMA_BENCHY=…/bin  FLATOUT_PEER_GUIDELLM=…/bin  FLATOUT_PEER_VLLM=…/bin
 
@@ -75,10 +75,17 @@ def program(name: str) -> str:
 # -- what the tools need to run without a network
 
 
+REPOSITORY = "flatout/words"
+
+
 def tokenizer(folder: Path) -> Path:
-    """A tokenizer of one token a word, as files that transformers reads."""
-    made = folder / "tokenizer"
-    made.mkdir(exist_ok=True)
+    """A tokenizer of one token a word, as files that transformers reads. They lie where the Hugging Face cache would
+    keep REPOSITORY, for tools that take no path."""
+    cached = folder / "hf" / "hub" / f"models--{REPOSITORY.replace('/', '--')}"
+    made = cached / "snapshots" / ("0" * 40)
+    made.mkdir(parents=True, exist_ok=True)
+    (cached / "refs").mkdir(exist_ok=True)
+    (cached / "refs" / "main").write_text("0" * 40)
     words = sorted({word.strip() for word in text().split()})
     vocabulary = {"[UNK]": 0} | {word: i + 1 for i, word in enumerate(words)}
     content = {
@@ -124,7 +131,7 @@ def book() -> Iterator[str]:
 def offline(folder: str) -> dict[str, str]:
     """An environment in which nothing is fetched and nothing of the user's is written."""
     return os.environ | {
-        "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HOME": folder, "XDG_CACHE_HOME": f"{folder}/.cache",
+        "HF_HUB_OFFLINE": "1", "HF_HOME": f"{folder}/hf", "TRANSFORMERS_OFFLINE": "1", "HOME": folder, "XDG_CACHE_HOME": f"{folder}/.cache",
         "NO_PROXY": "*", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200",
     }  # fmt: skip
 
@@ -149,10 +156,10 @@ class Ask:
 
 
 def aiperf(ask: Ask) -> list[str]:
+    tokenizer(Path(ask.folder))
     return [
         program("aiperf"), "profile", "-m", "rig-model", "--url", ask.url, "--endpoint-type", "chat", "--streaming",
-        "--concurrency", str(ask.streams), "--request-count", str(ask.streams * ask.rounds), "--tokenizer",
-        str(tokenizer(Path(ask.folder))),
+        "--concurrency", str(ask.streams), "--request-count", str(ask.streams * ask.rounds), "--tokenizer", REPOSITORY,
         "--synthetic-input-tokens-mean", "64", "--output-tokens-mean", str(ask.output), "--extra-inputs",
         "ignore_eos:true", "--ui", "none", "--random-seed", "1", "--artifact-dir", str(ask.out),
     ]  # fmt: skip
@@ -214,6 +221,7 @@ class Report:
     ttft_p50_ms: float | None = None
     itl_p50_ms: float | None = None
     flagged: str = ""
+    window_ns: tuple[int, int] | None = None
     notes: list[str] = field(default_factory=list)
 
 
@@ -280,6 +288,7 @@ def run_flatout(ask: Ask, seconds: float) -> Report:
     return Report(
         _dig(found, "total_tok_s", "value"), _dig(found, "ttft_ms", "p50"), _dig(found, "itl_ms", "p50"),
         f"{cell['status']}: {flags}" if flags and cell["status"] != "valid" else flags,
+        (cell["window"]["open_ns"], cell["window"]["close_ns"]),
     )  # fmt: skip
 
 
@@ -325,7 +334,7 @@ class Known:
     itl_p50_ms: float
 
 
-def known(truth: Truth) -> Known:
+def known(truth: Truth, window_ns: tuple[int, int] | None) -> Known:
     """See the module's text. Requests of another length (probes) are not the tool's measured ones."""
     mine = np.flatnonzero((truth.max_tokens >= OUTPUT // STREAMS) & np.array([r != "leftover" for r in truth.reason]))
     mine = np.array([i for i in mine if truth.sent_tokens[i] > 0], dtype=np.int64)
@@ -339,8 +348,9 @@ def known(truth: Truth) -> Known:
     sent = np.isin(truth.event_request, mine) & ((truth.event_flags & SENT) > 0)
     which = np.clip(np.searchsorted(edges, truth.event_ns[sent], side="right") - 1, 0, len(full) - 1)
     tokens = float(truth.event_tokens[sent][full[which]].sum())
-    itl = truth.itl_ms(int(start.min()), int(end.max()))
-    return Known(tokens / seconds, float(np.median(truth.ttft_ms()[mine])), float(np.median(itl)))
+    total = truth.tok_s(*window_ns) if window_ns else tokens / seconds
+    itl = truth.itl_ms(*(window_ns or (int(start.min()), int(end.max()))))
+    return Known(total, float(np.median(truth.ttft_ms()[mine])), float(np.median(itl)))
 
 
 @contextmanager
@@ -376,7 +386,7 @@ def compare(name: str, scene: Scene, seconds: float, cores: set[int]) -> tuple[K
         ask = Ask(rig.url, STREAMS, OUTPUT, rounds, folder, book_url)
         with planted(rig, scene, seconds):
             report = run_flatout(ask, seconds) if name == "flatout" else run_tool(name, ask, seconds + 180)
-        return known(rig.log()), report
+        return known(rig.log(), report.window_ns), report
 
 
 def shown(value: float | None, true: float, digits: int) -> str:

@@ -38,7 +38,7 @@ BEFORE: dict[str, set[str]] = {
 }
 """Rooms that each room may import, besides itself. `show` takes from `run` the events only."""
 
-TOP = {"cli", "command", "__main__", "__init__"}
+TOP = {"cli", "command", "reading", "__main__", "__init__"}
 
 
 def room(path: Path) -> str:

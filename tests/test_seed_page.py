@@ -1,6 +1,6 @@
 """The seed's page, again, on a cut-down matrix: statuses, figures against the rig's log, contamination caught.
 
-The whole of it is `python benchmarks/seed_page.py`. A machine that other work disturbs makes the rig late: then its log
+The whole of it is `python -m benchmarks.seed_page`. A machine that other work disturbs makes the rig late: then its log
 still holds flatout to account, but the page does not (see `Held.disturbed`).
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from benchmarks import seed_page
-from benchmarks.seed_page import Fill, Held, Part
+from benchmarks import seed_page, seed_truth
+from benchmarks.seed_truth import Fill, Held, Part
 
 from flatout.plan import Limits, plan
 from flatout.rig import RigConfig
@@ -31,21 +31,21 @@ CUT: Suite = replace(
 def drained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part]:
     """Leftovers planted that the engine's cancel call ends, as SGLang's does."""
     results = tmp_path_factory.mktemp("drained")
-    yield seed_page.measure(CUT, SCALE, results, rates="total", warmup=False)
+    yield seed_truth.measure(CUT, SCALE, results, rates="total", warmup=False)
 
 
 @pytest.fixture(scope="module")
 def undrained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part]:
     """Draining switched off, and leftovers that run to their end."""
-    suite = replace(seed_page.fixed(CUT, 5.0), concurrency=(2, 4, 8, 16), decode=(8 * K,))
+    suite = replace(seed_truth.fixed(CUT, 5.0), concurrency=(2, 4, 8, 16), decode=(8 * K,))
     results = tmp_path_factory.mktemp("undrained")
     knobs = {"leftover_abortable": False}
-    yield seed_page.measure(suite, SCALE, results, rates="total", knobs=knobs, warmup=False, drain=False)
+    yield seed_truth.measure(suite, SCALE, results, rates="total", knobs=knobs, warmup=False, drain=False)
 
 
 def test_the_table_of_statuses_is_the_page_and_the_plan() -> None:
     """All 55 rows: the page's status as the page has it, ours as the plan decides it, each difference with its why."""
-    page, expected = seed_page.page_cells(), seed_page.expected_cells()
+    page, expected = seed_truth.page_cells(), seed_truth.expected_cells()
     assert len(expected) == len(page) == 55
     planned = {c.id: c for c in plan(SUITES["full"], LIMITS)}
     assert [e.id for e in expected if e.id not in planned] == [] and len(planned) == 55
@@ -59,17 +59,17 @@ def test_the_table_of_statuses_is_the_page_and_the_plan() -> None:
 
 
 def test_the_profile_has_the_pages_limits() -> None:
-    knobs = profile_from_seed(seed_page.PAGE)
+    knobs = profile_from_seed(seed_truth.PAGE)
     assert (knobs["model_len"], knobs["kv_tokens"], knobs["max_running"]) == (262_144, 1_310_720, 32)
     assert RigConfig.from_dict({**knobs, "dialect": "sglang"}).prefill_table[0] == (8192.0, 37100.0)
 
 
 def test_eleven_cells_of_the_page_were_over_full() -> None:
-    assert seed_page.seed_contaminated() == 11
+    assert seed_truth.seed_contaminated() == 11
 
 
 def test_statuses_are_the_expected_ones(drained: Part) -> None:
-    held = seed_page.hold(drained, "total")
+    held = seed_truth.hold(drained, "total")
     assert len(held) == 8
     assert {h.expected.id: h.status for h in held} == {h.expected.id: h.expected.flatout for h in held}
     queued = drained.cell("d/8192/64")
@@ -79,7 +79,7 @@ def test_statuses_are_the_expected_ones(drained: Part) -> None:
 
 
 def test_every_reading_is_that_of_the_log(drained: Part) -> None:
-    for held in seed_page.hold(drained, "total"):
+    for held in seed_truth.hold(drained, "total"):
         if held.status in ("valid", "requests_queued"):
             assert {"tok_s", "ttft_ms"} <= set(held.figures)
         for name, figure in held.figures.items():
@@ -88,14 +88,14 @@ def test_every_reading_is_that_of_the_log(drained: Part) -> None:
 
 def test_the_page_comes_back(drained: Part) -> None:
     """Where nothing disturbed the rig or the client: total, TTFT and prefill speed are the page's."""
-    held = [h for h in seed_page.hold(drained, "total") if h.figures and not h.disturbed]
+    held = [h for h in seed_truth.hold(drained, "total") if h.figures and not h.disturbed]
     for one in held:
         for name, figure in one.figures.items():
             assert figure.page_ok in (True, None) or figure.covered, (one.expected.id, name, figure)
 
 
 def test_draining_keeps_every_cell_clean(drained: Part) -> None:
-    found = seed_page.fills(drained)
+    found = seed_truth.fills(drained)
     assert len(found) == 5
     assert all(not f.over_full and not f.flagged for f in found), found
     ended = Counter(drained.truth.reason)
@@ -103,10 +103,10 @@ def test_draining_keeps_every_cell_clean(drained: Part) -> None:
 
 
 def test_without_draining_every_over_full_cell_is_flagged(undrained: Part) -> None:
-    found = seed_page.fills(undrained)
+    found = seed_truth.fills(undrained)
     over = [f for f in found if f.over_full]
     assert len(over) >= 2, "the planted leftovers should have filled later cells"
-    assert seed_page.missed(found) == []
+    assert seed_truth.missed(found) == []
     flagged = {f.id for f in found if f.flagged}
     for cell in undrained.record.cells:
         if cell.id in flagged:
@@ -116,17 +116,17 @@ def test_without_draining_every_over_full_cell_is_flagged(undrained: Part) -> No
 def test_a_missed_or_invented_contamination_is_told() -> None:
     """The benchmark's own judgement can fail."""
     clean, full = Fill("a", 4, 4.0, False), Fill("b", 4, 6.0, True)
-    assert seed_page.missed([clean, full]) == []
-    assert len(seed_page.missed([replace(clean, flagged=True), replace(full, flagged=False)])) == 2
-    assert seed_page.missed([Fill("c", 100, 105.5, False)]) == []
+    assert seed_truth.missed([clean, full]) == []
+    assert len(seed_truth.missed([replace(clean, flagged=True), replace(full, flagged=False)])) == 2
+    assert seed_truth.missed([Fill("c", 100, 105.5, False)]) == []
     told, good = seed_page.contamination_lines("x", [replace(full, flagged=False)])
     assert not good and "WRONG b" in told[1]
 
 
 def test_a_reading_that_is_off_is_told(drained: Part) -> None:
-    held = next(h for h in seed_page.hold(drained, "total") if h.expected.id == "d/8192/8")
+    held = next(h for h in seed_truth.hold(drained, "total") if h.expected.id == "d/8192/8")
     figure = held.figures["tok_s"]
-    off = replace(figure, read=figure.log * 1.02, log_ok=seed_page.near(figure.log * 1.02, figure.log, 0.01))
+    off = replace(figure, read=figure.log * 1.02, log_ok=seed_truth.near(figure.log * 1.02, figure.log, 0.01))
     bad: Held = replace(held, figures={"tok_s": off}, disturbed=None)
     lines, good = seed_page.summary([bad], ("tok_s",))
     assert not good and "d/8192/8" in lines[1]

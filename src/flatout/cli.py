@@ -182,6 +182,113 @@ def show_command(
     raise typer.Exit(command.guarded(lambda: command.show(record, md=md, as_json=json_output, plain=plain, wide=wide)))
 
 
+_HARDWARE = "The hardware's limit"
+_Model = Annotated[
+    Path | None, _option("config.json, GGUF file, or a directory with one, for the hardware's limit.", panel=_HARDWARE)
+]
+_Gpu = Annotated[str | None, _option("The GPU's name, if not the record's own.", panel=_HARDWARE)]
+_Bandwidth = Annotated[float | None, _option("Memory bandwidth in GB/s.", min=0.1, panel=_HARDWARE)]
+_Tflops = Annotated[float | None, _option("Peak in 10^12 dense 16-bit operations/s.", min=0.01, panel=_HARDWARE)]
+
+
+def _form(md: bool, json_output: bool) -> str:
+    return "json" if json_output else "md" if md else "text"
+
+
+@app.command("report")
+def report_command(
+    record: Annotated[Path, typer.Argument(help="A record, or a result directory.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write (default: page.html beside the record).")
+    ] = None,
+    png: Annotated[bool, _option("The matrix as a picture.", "--png")] = False,
+    card: Annotated[bool, _option("The matrix as a picture of 1200 x 630, for posts.", "--card")] = False,
+    md: Annotated[bool, _option("Tables in Markdown.", "--md")] = False,
+    csv: Annotated[bool, _option("Every planned cell as CSV.", "--csv")] = False,
+    json_output: Annotated[bool, _option("Every planned cell as JSON rows.", "--json")] = False,
+    parquet: Annotated[
+        bool, _option("Every planned cell as Parquet (needs the extra 'parquet').", "--parquet")
+    ] = False,
+    format_: Annotated[
+        str | None, _option("llama-bench, bencher, github, localmaxxing or localmaxxing-all.", "--format")
+    ] = None,
+    model: _Model = None,
+    gpu: _Gpu = None,
+    bandwidth: _Bandwidth = None,
+    tflops: _Tflops = None,
+) -> None:
+    """Make the page of a record, one self-contained HTML file; or a picture, a table, an export."""
+    from flatout import command, reading
+
+    made = {
+        "png": png, "card": card, "md": md, "csv": csv, "json": json_output, "parquet": parquet, "format": format_,
+    }  # fmt: skip
+    work = lambda: reading.report(  # noqa: E731
+        record, output=output, made=made, model=model, gpu=gpu, bandwidth=bandwidth, tflops=tflops
+    )
+    raise typer.Exit(command.guarded(work))
+
+
+@app.command("compare")
+def compare_command(
+    paths: Annotated[list[Path], typer.Argument(help="Two or more records, or directories (of repeats, too).")],
+    fail_if: Annotated[
+        list[str] | None, _option("Exit with 1 if this holds, such as 'total_tok_s < -3%'; repeatable.", "--fail-if")
+    ] = None,
+    md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
+    json_output: Annotated[bool, _option("As JSON.", "--json")] = False,
+    every: Annotated[bool, _option("Every figure of every cell.", "--all")] = False,
+) -> None:
+    """Compare runs cell by cell: faster, slower, or no difference seen."""
+    from flatout import command, reading
+
+    form = _form(md, json_output)
+    work = lambda: reading.compare(paths, fail_if=fail_if or [], form=form, every=every)  # noqa: E731
+    raise typer.Exit(command.guarded(work))
+
+
+@app.command("lint")
+def lint_command(
+    path: Annotated[Path, typer.Argument(help="A record, or a published table as CSV or JSON.")],
+    md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
+    json_output: Annotated[bool, _option("As JSON.", "--json")] = False,
+    model: _Model = None,
+    gpu: _Gpu = None,
+    bandwidth: _Bandwidth = None,
+    tflops: _Tflops = None,
+) -> None:
+    """Check whether a record or a published table agrees with itself. Exit code 1 if not."""
+    from flatout import command, reading
+
+    form = _form(md, json_output)
+    work = lambda: reading.lint(path, form=form, model=model, gpu=gpu, bandwidth=bandwidth, tflops=tflops)  # noqa: E731
+    raise typer.Exit(command.guarded(work))
+
+
+@app.command("limits")
+def limits_command(
+    path: Annotated[Path | None, typer.Argument(help="A record, or a published table as JSON.")] = None,
+    model: _Model = None,
+    gpu: _Gpu = None,
+    bandwidth: _Bandwidth = None,
+    tflops: _Tflops = None,
+    weight_bits: Annotated[
+        float | None, _option("Bits of one weight, where the config does not say.", min=0.5, panel=_HARDWARE)
+    ] = None,
+    contexts: Annotated[str, _option("Contexts, where there is no record.")] = "8k,32k,128k",
+    concurrency: Annotated[str, _option("Simultaneous requests, where there is no record.")] = "1-32",
+    md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
+) -> None:
+    """Show what the hardware allows at most, and which share of it was reached."""
+    from flatout import command, reading
+
+    work = lambda: reading.limits(  # noqa: E731
+        path, model=model, gpu=gpu, bandwidth=bandwidth, tflops=tflops, weight_bits=weight_bits, contexts=contexts,
+        concurrency=concurrency, md=md,
+    )  # fmt: skip
+    raise typer.Exit(command.guarded(work))
+
+
 @app.command("suites")
 def suites_command() -> None:
     """List the named suites and what each measures."""

@@ -58,15 +58,24 @@ def guarded(work: Callable[[], int]) -> int:
 
 def _known_trouble() -> tuple[type[Exception], ...]:
     """Errors of the heavy rooms, imported only when something went wrong."""
+    from flatout.compare import CompareError
     from flatout.engine.missing import EngineMissing
     from flatout.engine.start import EngineFailed
     from flatout.host.hardware import HardwareError
+    from flatout.limits import LimitsHardwareError, ShapeError
+    from flatout.lint import LintError
     from flatout.load.process import LoadError
+    from flatout.reading import ReadingError
     from flatout.run.begin import CorpusError
     from flatout.run.recount import TokenizerError
     from flatout.run.resume import ResumeError
+    from flatout.show.export import ExportError
+    from flatout.show.picture import PictureError
 
-    return (ResumeError, TokenizerError, LoadError, EngineMissing, EngineFailed, CorpusError, HardwareError)
+    return (
+        ResumeError, TokenizerError, LoadError, EngineMissing, EngineFailed, CorpusError, HardwareError, CompareError,
+        ShapeError, LimitsHardwareError, LintError, ReadingError, ExportError, PictureError,
+    )  # fmt: skip
 
 
 def _sorry(what: object, code: int) -> int:
@@ -238,7 +247,10 @@ def options_of(given: Mapping[str, Any], argv: list[str]) -> Options:
     from flatout.suite import parse_context
 
     if given["url"] is None and given["launch"] is None:
+        if given["resume"] is not None:
+            raise UseError(f"--resume needs the options that the run had: {_as_before(given['resume'])}")
         raise UseError("name the server's URL (flatout run http://localhost:8000), or start one with --launch")
+    _consistent(given)
     if given["api"] not in ("auto", "chat", "completions"):
         raise UseError(f"--api {given['api']}: it is auto, chat or completions")
     for name in ("ca", "corpus", "tokenizer"):
@@ -291,12 +303,42 @@ def options_of(given: Mapping[str, Any], argv: list[str]) -> Options:
     )
 
 
+def _as_before(directory: Path) -> str:
+    """The command that goes on with a run, out of its record. Raises RecordError."""
+    import shlex
+
+    from flatout import record as rec
+
+    words = rec.read(directory).client.command[1:]
+    return shlex.join(["flatout", *words, *([] if "--resume" in words else ["--resume", str(directory)])])
+
+
+def _consistent(given: Mapping[str, Any]) -> None:
+    """What was typed fits together, before anything is started. Raises UseError, HardwareError."""
+    from flatout.run.describe import check_hardware
+    from flatout.target.base import TargetError
+    from flatout.target.endpoint import parse_address
+
+    if given["url"] is not None:
+        try:
+            parse_address(given["url"])
+        except TargetError as error:
+            raise UseError(str(error)) from error
+    check_hardware(given["hardware"])
+    if given["requests"] is not None and given["concurrency"]:
+        raise UseError("--requests sends that many at once; --concurrency does not go with it")
+    if given["max_time"] is not None and not given["precision"] and given["suite"] in ("demo", "quick"):
+        raise UseError("--max-time needs --precision: without it a window has one length, --time")
+    if given["dry_run"] and given["json_output"]:
+        raise UseError("--dry-run prints lines for people; it has no --json")
+
+
 def _suite(given: Mapping[str, Any]) -> Suite:
     from flatout import suite as suites
 
     chosen = suites.load(given["suite"])
     changes: dict[str, Any] = {}
-    if given["contexts"]:
+    if given["contexts"] is not None:
         changes["prefill"] = changes["decode"] = suites.parse_contexts(given["contexts"])
     if given["prefill"]:
         changes["prefill"] = () if given["prefill"] == "none" else suites.parse_contexts(given["prefill"])

@@ -160,7 +160,9 @@ def verdict_of(
             f"{limits.model_length:,} tokens for one request"
         )
     if limits.kv_tokens is not None and needed > limits.kv_tokens:
-        sum_ = f"{tokens:,} + {concurrency} x {output:,}" if shared else f"{concurrency} x ({tokens:,} + {output:,})"
+        sum_ = (
+            f"{tokens:,} + {concurrency:,} × {output:,}" if shared else f"{concurrency:,} × ({tokens:,} + {output:,})"
+        )
         return (
             "over_capacity",
             f"{sum_} = {needed:,} tokens of KV cache are needed; the server holds {limits.kv_tokens:,}",

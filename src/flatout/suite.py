@@ -20,7 +20,9 @@ class SuiteError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Suite:
-    """What is measured. Contexts in tokens; `time_s` is the window's longest (and, with `precision` None, only) length.
+    """What is measured; a name that ends in `*` is a named suite with something changed by hand.
+
+    Contexts in tokens; `time_s` is the window's longest (and, with `precision` None, only) length.
 
     `precision`: relative half-width of the 95 % interval at which a cell may end early, not before `min_time_s`.
     `prefill_samples`: cold prompts per context. `skip_queued`: leave out cells with more streams than the server runs.
@@ -43,7 +45,8 @@ class Suite:
     @property
     def label(self) -> str:
         """`standard/1`, with `+shared` where all streams share one context: another question, so another name."""
-        return f"{self.name}/{self.version}" + ("+shared" if self.prompts == "shared" else "")
+        name, changed = self.name.removesuffix("*"), ", changed" if self.name.endswith("*") else ""
+        return f"{name}/{self.version}" + ("+shared" if self.prompts == "shared" else "") + changed
 
 
 def _k(*values: int) -> tuple[Context, ...]:

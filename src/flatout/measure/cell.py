@@ -348,6 +348,7 @@ def prefill_facts(
         failed=figures.failed,
         measured=figures.tok_s.value is not None,
         cached_most=max(warm, default=None),
+        tok_s_half_width=figures.tok_s.relative_half_width,
         self_checks=tuple(self_checks),
         throttle_reasons=tuple(throttle_reasons),
         error=error,

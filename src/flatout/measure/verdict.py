@@ -26,6 +26,8 @@ WARM_SHARE: Final = 0.9
 """Of the tokens that the warm-up saw cached."""
 LOOPING_FROM: Final = 0.1
 WIDE_INTERVAL: Final = 0.05
+WIDE_PREFILL: Final = 0.1
+"""Of a median of few prompts, whose interval is wide even where they agree."""
 LEAST_PREFILLS: Final = 3
 
 # The client could have changed the number if ...
@@ -111,6 +113,7 @@ class PrefillFacts:
     failed: int
     measured: bool
     cached_most: int | None = None
+    tok_s_half_width: float | None = None
     self_checks: tuple[SelfCheck, ...] = ()
     throttle_reasons: tuple[str, ...] = ()
     estimated_share: float = 0.0
@@ -153,7 +156,9 @@ def prefill_verdict(facts: PrefillFacts) -> Verdict:
         notes.append(Note(Flag.CACHE_WARM, f"{facts.warm} prompts were partly cached{most} although never sent before"))
     if facts.unverified:
         notes.append(Note(Flag.COLD_UNVERIFIED, f"{facts.unverified} prompts came back without a cached count"))
-    if facts.counted < LEAST_PREFILLS:
+    if facts.tok_s_half_width is not None and facts.tok_s_half_width > WIDE_PREFILL:
+        notes.append(Note(Flag.LOW_SAMPLES, f"prefill tok/s is known to ±{facts.tok_s_half_width:.0%} only"))
+    elif facts.counted < LEAST_PREFILLS:
         notes.append(Note(Flag.LOW_SAMPLES, f"{facts.counted} cold prompts were measured, {LEAST_PREFILLS} are wanted"))
     client = [text for check in facts.self_checks for text in client_limits(check)]
     if client:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import inspect
 import json
+import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from flatout.rig.config import ConfigError, RigConfig, profile_from_seed
 
@@ -17,17 +19,29 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="flatout rig",
         description="A server of exactly known speed. It logs what it really sent (GET /rig/log) and takes new knobs "
-        "while it runs (POST /rig/control). Tables are JSON rows; see the rig's chapter in the docs for each knob.",
+        "while it runs (POST /rig/control). Tables are rows in JSON; docs/rig.md has examples.",
     )
+    notes, hints = _notes(), get_type_hints(RigConfig)
     made.add_argument("--profile", type=Path, help="take the speeds of a published matrix (JSON)")
     for field in dataclasses.fields(RigConfig):
         name = "--" + field.name.replace("_", "-")
         if isinstance(field.default, bool):
-            made.add_argument(name, action=argparse.BooleanOptionalAction, default=None)
+            told = notes.get(field.name, "").replace("%", "%%")
+            made.add_argument(name, action=argparse.BooleanOptionalAction, default=None, help=told)
         else:
+            kinds = get_args(hints[field.name])
+            choices = "" if not kinds or not isinstance(kinds[0], str) else f"{' | '.join(map(str, kinds))}; "
             shown = "off" if field.default is None or field.default in ("", ()) else field.default
-            made.add_argument(name, default=None, metavar="VALUE", help=f"(default: {shown})")
+            told = f"{notes.get(field.name, '')} ({choices}default: {shown})".strip().replace("%", "%%")
+            made.add_argument(name, default=None, metavar="VALUE", help=told)
     return made
+
+
+def _notes() -> dict[str, str]:
+    """What each knob is, from the comment behind it in `config.py`: said once, there."""
+    lines = inspect.getsource(RigConfig).splitlines()
+    found = [re.match(r"    (\w+): [^#]*#\s*(.+)", line) for line in lines]
+    return {match[1]: match[2] for match in found if match}
 
 
 def config_of(words: list[str]) -> RigConfig:

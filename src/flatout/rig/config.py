@@ -133,6 +133,8 @@ class RigConfig:
     time_scale: float = 1.0  # every duration of prefill, decode and stalls is multiplied: 0.1 runs ten times as fast
 
     def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
         for name in (
             "decode_tok_s",
             "time_scale",

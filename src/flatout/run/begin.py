@@ -80,6 +80,7 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
         if not options.ignore_eos:
             capabilities = _without_length_fields(capabilities)
         planned, limits, room = planned_cells(target, options)
+        corpus = _corpus(options.corpus)
         pool = stack.enter_context(LoadPool(_processes(options, planned), options.load_cores))
         watched = {"server": server.pid} if server.pid else {}
         watched |= {f"load_{i + 1}": pid for i, pid in enumerate(pool.pids)}
@@ -88,7 +89,7 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
         if server.launched is not None:
             stack.callback(_keep_log, server.launched, directory)
         made = _assemble(
-            options, target, capabilities, planned, limits, pool, sampler, record, directory, listener, control
+            options, target, capabilities, planned, limits, pool, sampler, record, directory, listener, control, corpus
         )
         made.store.write_record(record)
         listener(Started(record, directory))
@@ -218,7 +219,7 @@ def _new_record(
         client=rec.Client(
             flatout=__version__,
             python=sys.version.split()[0],
-            command=redactor.argv(list(options.command)),
+            command=redactor.argv(_without_header_values(options.command)),
             machine=machine_facts(),
             stamp_clock=pool.clock[0],
             stamp_clock_reason=pool.clock[1],
@@ -250,6 +251,16 @@ def _new_record(
     )
 
 
+def _without_header_values(command: tuple[str, ...]) -> list[str]:
+    """The typed command; of an extra header its name only, whatever it holds."""
+    kept: list[str] = []
+    for word in command:
+        if (kept and kept[-1] == "--header") or word.startswith("--header="):
+            word = word.partition(":")[0] + ": <redacted>"
+        kept.append(word)
+    return kept
+
+
 def _planned_cell(planned: PlannedCell) -> rec.Cell:
     cut = planned.verdict != "measure"
     return rec.Cell(
@@ -278,9 +289,10 @@ def _assemble(
     directory: Path,
     listener: Listener,
     control: Control,
+    corpus: Corpus | None,
 ) -> Session:
     box: list[Session] = []
-    book = PromptBook(options.seed, _corpus(options.corpus))
+    book = PromptBook(options.seed, corpus)
     record.prompts.run_nonce = f"{book.salt:x}"
     prompter = Prompter(book, target.adapter, capabilities, lambda text: _send_count(box[0], text))
     made = Session(
@@ -320,6 +332,7 @@ def _corpus(path: Path | None) -> Corpus | None:
 
 def _send_count(made: Session, text: str) -> int | None:
     """Prompt tokens of `text` as the server counts them, by a request for one token."""
+    made.afford(len(text) // 3, 1)
     samples = once(made, "count", [sends.stream(made.shape, text, 1)]).samples
     counted = int(samples.prompt_tokens[0]) if samples.requests else -1
     return counted if counted > 0 else None

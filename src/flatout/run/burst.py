@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flatout import record as rec
@@ -53,7 +54,7 @@ def work(session: Session, planned: PlannedCell) -> None:
     session.afford(n * tokens, n * planned.max_output)
     streams = []
     for i in range(n):
-        session.doing(f"making {planned.label} prompts: {i + 1} of {n}", planned)
+        session.doing(f"making prompts of {planned.label} tokens: {i + 1} of {n}", planned)
         session.check()
         prompt = session.prompter.make(f"b/{tokens}/{i}", tokens)
         streams.append(sends.stream(session.shape, content_of(prompt), planned.max_output))
@@ -61,7 +62,7 @@ def work(session: Session, planned: PlannedCell) -> None:
     session.order += 1
     cell.order, cell.started = session.order, now_iso()
     session.doing(
-        f"{n} requests of {planned.label} at once", planned, "all to be done", session.options.timeouts.total_s
+        f"{n} requests of {planned.label} tokens at once", planned, "all to be done", session.options.timeouts.total_s
     )
     outcome = once(session, planned.id, streams)
     hang_up(session, outcome)
@@ -72,7 +73,9 @@ def work(session: Session, planned: PlannedCell) -> None:
     facts = measure.burst_facts(
         made, self_checks=outcome.checks, throttle_reasons=figures.harmful(machine), error=outcome.error
     )
+    facts = replace(facts, asked_concurrency=n, max_running=session.limits.max_running, streams_started=None)
     figures.take_verdict(session, cell, decode_verdict(facts))
+    figures.note_length(cell, [int(p) for p in samples.prompt_tokens if p > 0])
     if idle.idle is False and idle.note:
         figures.add_flag(cell, "contaminated", idle.note)
     cell.error = session.target.redactor.text(outcome.error) if outcome.error else None

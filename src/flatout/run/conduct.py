@@ -41,6 +41,8 @@ def run(options: Options, listener: Listener, control: Control) -> tuple[Record,
             state, why = "interrupted", control.stop_reason
         except LoadError as error:
             state, why = "failed", f"the measuring process failed: {error}"
+        except TargetError as error:
+            state, why = "failed", f"the server, which had answered before: {error}"
         _close(session, state, why)
         listener(Finished(session.record, session.store.directory))
         return session.record, session.store.directory
@@ -81,7 +83,7 @@ def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
     except Stopped as stop:
         if not stop.skip:
             raise
-        _leave(session, cells, "skipped by the user")
+        _leave(session, cells, "skipped by the user while its context was prepared")
         return failed
     except Budget as error:
         _leave(session, cells, f"token budget: {error}")
@@ -148,7 +150,7 @@ def _fail(session: Session, cells: Iterable[PlannedCell], words: str) -> None:
     words = session.target.redactor.text(words)
     for planned in cells:
         cell = session.cell(planned.id)
-        cell.status, cell.reason, cell.error, cell.finished = Status.FAILED, f"broke off: {words}", words, now_iso()
+        cell.status, cell.reason, cell.error, cell.finished = Status.FAILED, "broke off", words, now_iso()
         session.settle(cell)
 
 

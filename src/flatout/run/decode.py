@@ -17,7 +17,7 @@ from flatout.record import Attempt, Cell, Window
 from flatout.run import figures, sends
 from flatout.run.events import Gauges
 from flatout.run.gauges import Poller, interval_s
-from flatout.run.idle import Idle, ensure_idle
+from flatout.run.idle import Idle, ensure_idle, idle_after
 from flatout.run.once import hang_up
 from flatout.run.prompts import content_of
 from flatout.run.row import Row
@@ -69,7 +69,7 @@ def work(session: Session, planned: PlannedCell, row: Row) -> None:
         measured = _once(session, planned, row)
         figures.settle_decode(session, planned, cell, measured, row)
         if attempt == 0 and _dirty(cell, planned):
-            session.say(f"{planned.label} x {planned.concurrency} was contaminated: once more")
+            session.say(f"{planned.label} × {planned.concurrency} was contaminated: once more")
             rate = cell.decode.total_tok_s.value if cell.decode else None
             cell.attempts.append(Attempt(started=cell.started, reason="contaminated", total_tok_s=rate))
             session.store.write_samples(cell.id, measured.outcome.samples, attempt=1)
@@ -106,7 +106,7 @@ def _once(session: Session, planned: PlannedCell, row: Row) -> Measured:
         outcome = session.pool.stop()
     session.spend(outcome.samples)
     hang_up(session, outcome)
-    after = ensure_idle(session, planned)
+    after = idle_after(session, planned)
     close = (window.open_ns, window.close_ns) if window else (0, 0)
     return Measured(
         outcome, poller.points, window, unsteady or go.broke, before, after, poller.error,
@@ -159,7 +159,7 @@ class _Go:
                 return None
             waited_s = time.monotonic() - begun
             if waited_s > limit_s:
-                return f"not steady after {limit_s:.0f} s: {missing}"
+                return f"not steady after {limit_s:.0f} s of waiting for {missing}"
             self._show(f"launching {self._name()}", missing, limit_s - waited_s)
             time.sleep(TICK_S)
 
@@ -174,13 +174,13 @@ class _Go:
         if running and waiting and running + waiting >= math.floor(NEARLY * asked):
             expected = min(expected, int(running))
         if status.started < expected:
-            return f"{status.started} of {expected} streams have their first token"
+            return f"the first token of all streams ({status.started} of {expected} have it)"
         if running is None:
             return None
         if running < math.floor(NEARLY * expected):
-            return f"the server runs {running:g} of {expected} requests"
+            return f"the server to run {expected} requests (it runs {running:g})"
         if asked > limit and running + waiting < math.floor(NEARLY * asked):
-            return f"the server runs {running:g} and {waiting:g} wait, of {asked}"
+            return f"the server to take all {asked} requests (it runs {running:g}, {waiting:g} wait)"
         return None
 
     def window(self, launch_ns: int) -> Window | None:
@@ -223,7 +223,7 @@ class _Go:
         return early_end(counts.counts[first:last], counts.bin_ns / 1e9, precision, index, looks)
 
     def _name(self) -> str:
-        return f"{self._planned.label} x {self._planned.concurrency}"
+        return f"{self._planned.label} × {self._planned.concurrency}"
 
     def _show(self, text: str, missing: str | None, until_s: float | None) -> None:
         now = time.monotonic()

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flatout.run.session import Session
 
 
+LENGTH_SHARE: Final = 0.02
 BLOCK_TOKENS: Final = 16
 """A cold prompt may share this much with what was sent before, besides the template's head: one block of a cache."""
 
@@ -159,8 +160,19 @@ def settle_prefill(
             for s in made.samples
         ],
     )  # fmt: skip
+    note_length(cell, counts)
     cell.self_check = self_check(checks)
     cell.telemetry = telemetry(machine)
+
+
+def note_length(cell: rec.Cell, counts: Sequence[int]) -> None:
+    """Says so beside the number where the real prompts were not as long as the label says, by over LENGTH_SHARE."""
+    asked = cell.context_tokens
+    if not counts or not asked or max(abs(n - asked) for n in counts) <= LENGTH_SHARE * asked:
+        return
+    span = f"{min(counts):,}" if min(counts) == max(counts) else f"{min(counts):,} to {max(counts):,}"
+    text = f"the prompts had {span} tokens, not {asked:,}"
+    cell.reason = f"{cell.reason}; {text}" if cell.reason else text
 
 
 def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measured: Measured, row: Row) -> None:
@@ -207,6 +219,8 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
     cell.telemetry = telemetry(machine)
     cell.tokens = _tokens(made)
     cell.decode = decode(made, row)
+    real = (cell.decode.prompt_tokens_min, cell.decode.prompt_tokens_max)
+    note_length(cell, [n for n in real if n is not None])
     if measured.before.idle is False and measured.before.note:
         add_flag(cell, Flag.CONTAMINATED, measured.before.note)
     if measured.gauge_error:
@@ -238,7 +252,7 @@ def _settle_without_window(session: Session, cell: rec.Cell, measured: Measured,
     words = text(error or measured.unsteady or "the load did not become steady")
     cell.flags, cell.telemetry = [], None
     if error:
-        cell.status, cell.reason, cell.error = Status.FAILED, f"broke off: {words}", words
+        cell.status, cell.reason, cell.error = Status.FAILED, "broke off", words
     else:
         cell.status, cell.reason = Status.NO_STEADY_STATE, words
 

@@ -11,13 +11,15 @@ from flatout.load.samples import OK, Samples
 from flatout.run import sends
 from flatout.run.once import once
 from flatout.run.session import Baseline, Stopped
-from flatout.target.base import Live
+from flatout.target.base import Live, TargetError
 
 if TYPE_CHECKING:
     from flatout.plan import PlannedCell
     from flatout.run.session import Session
 
 LOOK_S: Final = 0.1
+GONE_AFTER: Final = 10
+"""Looks in a row that found nothing listening: the server is gone."""
 PROBE_TOKENS: Final = 16
 PROBE_TTFT_FACTOR: Final = 2.0
 PROBE_TTFT_SPARE_MS: Final = 20.0
@@ -41,7 +43,7 @@ class Idle:
 def ensure_idle(session: Session, cell: PlannedCell | None = None) -> Idle:
     """Waits (at most `drain_s`) until the server runs nothing and nothing waits; by gauges, else by a probe.
 
-    Raises Stopped if the user stops meanwhile.
+    Raises Stopped if the user stops meanwhile, and TargetError if the server is gone.
     """
     if not session.options.drain:
         return Idle(None, "not checked", 0.0, "draining is switched off", session.live())
@@ -55,16 +57,23 @@ def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
     limit_s = session.options.drain_s
     last: Live | None = None
     told = False
+    refused = 0
     while True:
         waited_s = time.monotonic() - begun
-        last = session.live() or last
+        try:
+            last = session.target.adapter.live() or last
+            refused = 0
+        except TargetError as error:
+            refused += error.kind == "refused"
+            if refused >= GONE_AFTER:
+                raise
         if last is not None and last.running is not None and not last.running and not last.waiting:
             return Idle(True, "gauges", waited_s, None, last)
         if waited_s >= limit_s:
             break
         if waited_s > 1.0 and not told:
-            running = "?" if last is None or last.running is None else f"{last.running:g}"
-            session.doing("draining", cell, f"the server to become idle (it runs {running})", limit_s)
+            runs = "does not answer" if last is None or last.running is None else f"runs {last.running:g} requests"
+            session.doing("draining", cell, f"the server to become idle (it {runs})", limit_s)
             told = True
         if session.control.stopping:
             raise Stopped
@@ -74,6 +83,14 @@ def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
     waiting = f", {last.waiting:g} wait" if last.waiting else ""
     note = f"after {waited_s:.0f} s the server still runs {last.running:g} requests{waiting} that are not ours"
     return Idle(False, "gauges", waited_s, note, last)
+
+
+def idle_after(session: Session, cell: PlannedCell) -> Idle:
+    """`ensure_idle` after a cell: a server that is gone by then takes nothing away from what was measured."""
+    try:
+        return ensure_idle(session, cell)
+    except TargetError as error:
+        return Idle(None, "gauges", 0.0, str(error))
 
 
 def measure_baseline(session: Session) -> Baseline | None:

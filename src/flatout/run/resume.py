@@ -35,7 +35,7 @@ def take_up(directory: Path, now: Record) -> tuple[Record, Path]:
         if missing(cell):
             old.cells[i] = next(c for c in now.cells if c.id == cell.id)
     old.state, old.state_reason, old.finished = "running", None, None
-    old.warnings.append(f"gone on with at {now.started} (flatout {now.client.flatout})")
+    old.warnings.append(f"resumed at {now.started} (flatout {now.client.flatout})")
     old.client.stamp_clock, old.client.load_processes = now.client.stamp_clock, now.client.load_processes
     return old, path.parent
 

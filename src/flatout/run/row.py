@@ -74,10 +74,11 @@ def prepare(session: Session, cells: Sequence[PlannedCell]) -> Row:
     redo = REDO_COLD if prefill else 0
     best: list[Prompt] = []
     todo = [f"x/{tokens}/{i}" for i in range(extra)] + [f"c/{tokens}/{i}" for i in range(contexts)]
+    what = "prefill" if prefill else "filling the cache with"
     while todo:
         key = todo.pop(0)
         session.doing(
-            f"prefill {cells[0].label}: cold prompt {len(row.cold) + 1} of {len(row.cold) + len(todo) + 1}", prefill
+            f"{what} {cells[0].label}: cold prompt {len(row.cold) + 1} of {len(row.cold) + len(todo) + 1}", prefill
         )
         session.check()
         session.afford(tokens, 1)

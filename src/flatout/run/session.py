@@ -133,6 +133,11 @@ class Session:
         """What usage billed so far per byte of streamed text; None before any answer ended."""
         return self.billed_tokens / self.billed_bytes if self.billed_bytes else None
 
+    @property
+    def limited(self) -> bool:
+        """Whether a token budget was given."""
+        return self.options.max_tokens_total is not None
+
     def afford(self, prompt_tokens: int, output_tokens: int) -> None:
         """Raises Budget if sending this much more would exceed `--max-tokens-total`."""
         most = self.options.max_tokens_total

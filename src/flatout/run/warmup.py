@@ -59,6 +59,7 @@ def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
     speeds: list[float | None] = []
     for _ in range(MOST_GOES):
         session.check()
+        session.afford(n * tokens * 2, n * cell.max_output * 2)
         speed, error = _go(session, [sends.stream(session.shape, content_of(p), cell.max_output) for p in prompts])
         if error:
             return Warmup(what=what, tok_s=speeds, repeats=False, note=session.target.redactor.text(error))
@@ -70,7 +71,7 @@ def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
 
 def _go(session: Session, streams: list[Stream]) -> tuple[float | None, str | None]:
     """One go of GO_S, from when all streams have their first token. Events/s, and the error if it broke."""
-    session.pool.start(session.job("warm-up", "closed", streams))
+    session.pool.start(session.job("warm-up", "closed", streams, 2 * len(streams) if session.limited else None))
     try:
         status = session.pool.wait(START_S, lambda s: s.started >= len(streams) or session.control.stopping)
         open_ns = time.monotonic_ns()

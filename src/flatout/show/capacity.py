@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from flatout.flags import Status
+from flatout.flags import Flag, Status
 from flatout.record import Cell, Record
 from flatout.show import about
 
@@ -75,7 +75,7 @@ def _of_row(label: str, tokens: int | None, cells: Sequence[Cell], wanted_tok_s:
             stopped_by = stopped_by or cell.status
             continue
         enough = each_tok_s >= wanted_tok_s
-        if cell.status == Status.DOUBTFUL:
+        if cell.status == Status.DOUBTFUL or any(flag.name == Flag.UNDERFILLED for flag in cell.flags):
             doubtful = cell if enough else doubtful
         elif not enough:
             missed = cell

@@ -255,4 +255,4 @@ def _keys(state: State, width: int, *, keys: bool, stopping: bool) -> list[Line]
         return [line((state.said, "bold yellow"))]
     if not keys:
         return [line(("Ctrl-C", "bold"), (" stop", "dim"))]
-    return [line(("s", "bold"), (" skip cell · ", "dim"), ("q", "bold"), (" stop", "dim"))]
+    return [line(("s", "bold"), (" skip · ", "dim"), ("q", "bold"), (" stop", "dim"))]

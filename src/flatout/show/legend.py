@@ -51,7 +51,7 @@ def statuses(record: Record) -> list[Entry]:
     entries = []
     for name in sorted(found, key=lambda s: (order.index(s) if s in order else len(order), s)):
         cells = [cell for cell in record.cells if cell.status == name]
-        seen = [(cell, ": ".join(filter(None, (cell.reason, cell.error)))) for cell in cells]
+        seen = [(cell, ": ".join(dict.fromkeys(filter(None, (cell.reason, cell.error))))) for cell in cells]
         # why a doubtful cell is doubtful stands with its flags
         reasons = () if name == Status.DOUBTFUL else grouped(seen)
         entries.append(

@@ -124,10 +124,10 @@ def percent(share: float | None) -> str:
 
 
 def interval(value: float | None, low: float | None, high: float | None) -> str:
-    """A 95 % interval as its larger half, relative to the value: ±0.4 %."""
+    """A 95 % interval as half its width, relative to the value: ±0.4 %."""
     if value is None or low is None or high is None or not all(map(_known, (value, low, high))) or value <= 0:
         return NONE
-    half = max(high - value, value - low, 0.0) / value
+    half = max(high - low, 0.0) / 2 / value
     if half < 0.0005:
         return "±<0.1 %"
     return f"±{percent(half)}" if half < 10 else "±>999 %"

@@ -1,0 +1,258 @@
+"""The commands that read records and need no server: report, compare, lint, limits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from flatout.compare import Comparison
+    from flatout.limits import HardwareLimits, LimitReport, ModelShape
+    from flatout.record import Record
+    from flatout.show.page import Limit
+
+EXIT_OK: Final = 0
+EXIT_FOUND: Final = 1
+
+
+class ReadingError(Exception):
+    """What was typed does not go together; the text says what to type instead."""
+
+
+def report(
+    path: Path,
+    *,
+    output: Path | None,
+    made: Mapping[str, Any],
+    model: Path | None,
+    gpu: str | None,
+    bandwidth: float | None,
+    tflops: float | None,
+) -> int:
+    """`flatout report`: the page, or whichever other form `made` asks for. Raises RecordError, ReadingError."""
+    from flatout import record as rec
+
+    record, found = rec.read(path), rec.find(path)
+    asked = [name for name, value in made.items() if value]
+    if len(asked) > 1:
+        raise ReadingError(f"one form at a time: --{' or --'.join(asked)}")
+    form = asked[0] if asked else "page"
+    if form == "format":
+        form = str(made["format"])
+    if form in ("png", "card", "parquet"):
+        default = {"png": "matrix.png", "card": "card.png", "parquet": "cells.parquet"}[form]
+        return _write(_binary(record, form), output or found.with_name(default))
+    if form == "page":
+        limits = _page_limits(record, model, gpu, bandwidth, tflops)
+        from flatout.show.page import render
+
+        page = render(record, samples_dir=found.parent / "samples", limits=limits)
+        return _write(page.encode(), output or found.with_name("page.html"))
+    text = _text(record, form)
+    if output is not None:
+        return _write(text.encode(), output)
+    print(text)
+    return EXIT_OK
+
+
+def _write(data: bytes, path: Path) -> int:
+    from flatout.run.store import write_beside
+
+    write_beside(path, data)
+    print(path)
+    return EXIT_OK
+
+
+def _binary(record: Record, form: str) -> bytes:
+    if form == "parquet":
+        from flatout.show.export import parquet
+
+        return parquet(record)
+    from flatout.show.picture import png
+
+    return png(record, size="card" if form == "card" else "full")
+
+
+def _text(record: Record, form: str) -> str:
+    from flatout.show import export
+
+    if form == "md":
+        from flatout.show import markdown
+
+        return markdown.render(record)
+    if form == "csv":
+        return export.csv_table(record)
+    if form == "json":
+        return export.json_text(export.json_rows(record))
+    if form == "llama-bench":
+        from flatout.show.llama_bench import llama_bench
+
+        return llama_bench(record)
+    if form == "bencher":
+        from flatout.show.bencher import bencher
+
+        return json.dumps(bencher(record), indent=1)
+    if form == "github":
+        from flatout.show.github import github_summary
+
+        return github_summary(record)
+    if form in ("localmaxxing", "localmaxxing-all"):
+        from flatout.show.localmaxxing import localmaxxing
+
+        return json.dumps(localmaxxing(record, aggregates=form.endswith("-all")), indent=1)
+    raise ReadingError(
+        f"--format {form}: it is llama-bench, bencher, github, localmaxxing (one request alone) or localmaxxing-all"
+    )
+
+
+def _page_limits(
+    record: Record, model: Path | None, gpu: str | None, bandwidth: float | None, tflops: float | None
+) -> dict[str, Limit] | None:
+    """Shares of the hardware's limit for the page, where a model is given."""
+    if model is None:
+        return None
+    from flatout.limits import limits_of, model_shape
+    from flatout.show.page import Limit
+
+    found = limits_of(record, model_shape(model), _hardware(record, gpu, bandwidth, tflops))
+    return {c.point.id: Limit(share=c.share, binds=c.binding or "") for c in found.cells if c.share is not None}
+
+
+def _hardware(record: Record | None, gpu: str | None, bandwidth: float | None, tflops: float | None) -> HardwareLimits:
+    from flatout.limits import hardware, hardware_of
+
+    if gpu is None and bandwidth is None and record is not None:
+        found = hardware_of(record)
+        if found is not None:
+            return found
+        raise ReadingError(
+            "the record names no GPU whose limits are known: give --gpu NAME, or --bandwidth and --tflops"
+        )
+    return hardware(gpu, bandwidth_gb_s=bandwidth, tflops=tflops)
+
+
+def compare(paths: Sequence[Path], *, fail_if: Sequence[str], form: str, every: bool) -> int:
+    """`flatout compare`: cell by cell with verdicts; exit code 1 if a condition of `--fail-if` is broken."""
+    from flatout.compare import check, read_sides
+    from flatout.compare import compare as compared
+    from flatout.compare import fail_if as conditions_of
+
+    conditions = [c for text in fail_if for c in conditions_of(text)]
+    records, sides, names = read_sides(paths)
+    comparison = compared(records, sides=sides, names=names)
+    outcomes = check(comparison, conditions) if conditions else []
+    _print_comparison(comparison, outcomes, form, every)
+    return EXIT_FOUND if any(outcome.broken for outcome in outcomes) else EXIT_OK
+
+
+def _print_comparison(comparison: Comparison, outcomes: list[Any], form: str, every: bool) -> None:
+    from flatout.show import comparison as shown
+
+    if form == "json":
+        print(json.dumps(shown.data(comparison, outcomes), indent=1))
+        return
+    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 160))
+    if form == "md":
+        print(shown.markdown(comparison, every=every))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        shown.render(comparison, Console(), every=every)
+    else:
+        print(shown.text(comparison, every=every))
+    if outcomes:
+        print(shown.outcomes(outcomes, width))
+
+
+def lint(
+    path: Path, *, form: str, model: Path | None, gpu: str | None, bandwidth: float | None, tflops: float | None
+) -> int:
+    """`flatout lint`: what in a record or a published table does not agree with itself. Exit code 1 if anything."""
+    from flatout.lint import lint as linted
+    from flatout.lint import read
+    from flatout.record import Record
+    from flatout.show import findings as shown
+
+    given = read(path)
+    limits = None
+    if model is not None:
+        found = _limits(path, model, gpu, bandwidth, tflops, record=given if isinstance(given, Record) else None)
+        limits = {c.point.id: c.limit_tok_s for c in found.cells if c.limit_tok_s is not None}
+    found_list = linted(given, limits=limits)
+    if form == "json":
+        print(json.dumps(shown.data(found_list), indent=1))
+    elif form == "md":
+        print(shown.markdown(found_list))
+    elif sys.stdout.isatty():
+        from rich.console import Console
+
+        shown.render(found_list, Console())
+    else:
+        print(shown.text(found_list))
+    return EXIT_FOUND if found_list else EXIT_OK
+
+
+def limits(
+    path: Path | None,
+    *,
+    model: Path | None,
+    gpu: str | None,
+    bandwidth: float | None,
+    tflops: float | None,
+    weight_bits: float | None,
+    contexts: str,
+    concurrency: str,
+    md: bool,
+) -> int:
+    """`flatout limits`: what the hardware allows at most, and which share of it was reached."""
+    from flatout.limits import limits_for, model_shape
+    from flatout.show import ceiling
+    from flatout.suite import parse_concurrency, parse_contexts
+
+    if model is None:
+        raise ReadingError("give --model: a Hugging Face config.json, a GGUF file, or a directory with one of them")
+    shape = model_shape(model, weight_bits=weight_bits)
+    if path is not None:
+        found = _limits(path, model, gpu, bandwidth, tflops, shape=shape)
+    else:
+        lengths = [c for c in parse_contexts(contexts) if isinstance(c, int)]
+        found = limits_for(shape, _hardware(None, gpu, bandwidth, tflops), lengths, parse_concurrency(concurrency))
+    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 160))
+    print(ceiling.markdown(found) if md else ceiling.text(found, width))
+    return EXIT_OK
+
+
+def _limits(
+    path: Path,
+    model: Path,
+    gpu: str | None,
+    bandwidth: float | None,
+    tflops: float | None,
+    *,
+    record: Record | None = None,
+    shape: ModelShape | None = None,
+) -> LimitReport:
+    """Limits of a record, or of a published table (JSON)."""
+    from flatout import record as rec
+    from flatout.limits import limits_of, limits_of_page, model_shape
+
+    shape = shape or model_shape(model)
+    if record is None and path.is_file() and path.suffix == ".json":
+        content = _json(path)
+        if isinstance(content, dict) and "format" not in content and "cells" in content:
+            told = content.get("hardware")
+            name = gpu or (told.get("gpu") if isinstance(told, dict) else None)
+            return limits_of_page(content, shape, _hardware(None, name, bandwidth, tflops))
+    record = record or rec.read(path)
+    return limits_of(record, shape, _hardware(record, gpu, bandwidth, tflops))
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        return None
