@@ -13,7 +13,8 @@ the ratio of two in one row holds although other work moves both. Columns:
 - the same difference for each other tool that is named by its environment (see peers.py), else a word why not.
 
 Late: reads over 2 ms behind the kernel. Merged: reads that took together what came apart. Dropped: events in the
-sender's log without an arrival. Stamp: error against the sender's clock. Bytes a token: growth of the load process.
+sender's log without an arrival. Stamp: error against the sender's clock. MiB: growth of the load process over the span
+(allowed: 24 B a token and 64 MiB).
 """
 
 from __future__ import annotations
@@ -37,13 +38,17 @@ from flatout.calibrate import bench, compare
 from flatout.calibrate.scenes import Scene
 from flatout.calibrate.sender import lean
 from flatout.load.process import LoadPool
-from flatout.load.samples import CUT
-from flatout.rig import RigConfig, RigHandle
+from flatout.load.samples import CUT, Samples
+from flatout.rig import RigConfig, RigHandle, Truth
+from flatout.rig.truth import SENT
 
 HEAD = (
     "load", "pattern", "events/s", "floor", "stamping", "ratio", "+ decode", "whole", "ratio", "stamp p50", "p99",
-    "late", "merged", "dropped", "B/token",
+    "late", "merged", "dropped", "MiB (allowed)",
 )  # fmt: skip
+
+
+MEMORY_MIB, MEMORY_B_A_TOKEN = 64.0, 24.0
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class Stamping:
     merged: int
     reads: int
     dropped: int
-    bytes_a_token: float
+    memory_mib: float
+    allowed_mib: float
 
 
 def resident(pid: int) -> int:
@@ -91,15 +97,22 @@ def stamping(rig: RigHandle, streams: int, rate: float, pattern: str, seconds: f
     errors = compare.stamps(samples, truth, open_ns, close_ns)
     p50, p99 = np.percentile(errors.error_us, [50, 99])
     open_at_stop = samples.end_ns[samples.outcome == CUT]
-    sent = floor.sent_in(truth, 0, int(open_at_stop.min()) - 50_000_000)
-    arrived = int((samples.t_ns < int(open_at_stop.min()) - 50_000_000).sum())
+    dropped = missing(truth, samples, int(open_at_stop.min()) - 50_000_000)
     return Stamping(
         used * 1e6 / events,
         used * 1e6 / events + decoded * 1e6 / len(samples.t_ns),
         events / ((close_ns - open_ns) / 1e9),
-        float(p50), float(p99), check.late_reads, check.merged_reads, check.reads, max(0, sent - arrived),
-        grown / events,
+        float(p50), float(p99), check.late_reads, check.merged_reads, check.reads, dropped,
+        grown / 2**20, MEMORY_MIB + MEMORY_B_A_TOKEN * events / 2**20,
     )  # fmt: skip
+
+
+def missing(truth: Truth, samples: Samples, until_ns: int) -> int:
+    """Events sent before `until_ns` of which no arrival came."""
+    arrived = dict(zip(samples.request_ids, samples.arrival_count.tolist(), strict=True))
+    early = (truth.event_ns < until_ns) & ((truth.event_flags & SENT) > 0)
+    sent = np.bincount(truth.event_request[early], minlength=len(truth.rid))
+    return sum(max(0, int(n) - arrived.get(rid, 0)) for rid, n in zip(truth.rid, sent, strict=True))
 
 
 def tree_cpu_s(words: list[str], core: int, timeout_s: float, env: dict[str, str] | None = None) -> tuple[float, int]:
@@ -120,18 +133,22 @@ def tree_cpu_s(words: list[str], core: int, timeout_s: float, env: dict[str, str
             time.sleep(0.02)
         if process.returncode not in (0, 3):
             said.seek(0)
-            raise RuntimeError(f"{words[0]} failed: {said.read()[-400:].decode(errors='replace')}")
+            raise RuntimeError(f"exit {process.returncode}: {said.read()[-400:].decode(errors='replace').strip()}")
     return usage.ru_utime + usage.ru_stime, process.returncode
 
 
 def marginal_us(
-    rig: RigHandle, command: Callable[[float], list[str]], core: int, seconds: tuple[float, float]
+    rig: RigHandle,
+    command: Callable[[float], list[str]],
+    core: int,
+    seconds: tuple[float, float],
+    env: dict[str, str] | None = None,
 ) -> float:
     """CPU µs per event of a whole tool: the difference between a short run and a long one."""
     found = []
     for length_s in seconds:
         rig.reset()
-        cpu, _ = tree_cpu_s(command(length_s), core, length_s + 150)
+        cpu, _ = tree_cpu_s(command(length_s), core, length_s + 150, env)
         found.append((cpu, floor.sent_in(rig.log(), 0, 2**62)))
     (cpu0, events0), (cpu1, events1) = found
     if events1 - events0 < 1000:
@@ -173,7 +190,8 @@ def row(args: argparse.Namespace, program: Path | None, load: str, pattern: str,
             others.append(f"flatout: {error}")
         for name in args.tools:
             try:
-                cost = marginal_us(rig, peers.by_time(name, rig.url, streams, rate, folder), args.core, lengths)
+                command = peers.by_time(name, rig.url, streams, rate, folder, args.book)
+                cost = marginal_us(rig, command, args.core, lengths, peers.offline(folder))
                 others.append(f"{name} {cost:.1f}" + (f" ({cost / least:.1f} × the floor)" if least else ""))
             except (RuntimeError, peers.Absent) as error:
                 others.append(f"{name}: {str(error)[:200]}")
@@ -181,7 +199,8 @@ def row(args: argparse.Namespace, program: Path | None, load: str, pattern: str,
         load.replace("x", " × "), pattern, f"{own.events_s:,.0f}", word(least), word(own.cpu_us),
         word(own.cpu_us / least if least else None), word(own.with_decode_us), word(whole),
         word(whole / least if whole and least else None), word(own.stamp_p50_us), word(own.stamp_p99_us),
-        f"{own.late / own.reads:.2%}", f"{own.merged / own.reads:.2%}", str(own.dropped), word(own.bytes_a_token),
+        f"{own.late / own.reads:.2%}", f"{own.merged / own.reads:.2%}", str(own.dropped),
+        f"{own.memory_mib:.0f} ({own.allowed_mib:.0f})",
     )  # fmt: skip
     return "| " + " | ".join(cells) + " |", "; ".join(others) or None
 
@@ -204,7 +223,7 @@ def main() -> None:
     print(f"CPU in µs an event; load average {os.getloadavg()[0]:.1f} at the start\n")
     print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
     remarks = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, peers.book() as args.book:
         try:
             program = floor.compiled(Path(folder))
         except floor.NoCompiler as error:

@@ -9,8 +9,8 @@ the tool's own requests. Other tools stand in environments of their own:
 
     FLATOUT_PEER_AIPERF=…/bin  FLATOUT_PEER_LLAMA_BENCHY=…/bin  FLATOUT_PEER_GUIDELLM=…/bin  FLATOUT_PEER_VLLM=…/bin
 
-and are skipped with a word where absent. They get a local tokenizer (one token a word, nearly as the rig counts) and,
-where they fetch a text, one from this machine; nothing leaves it. A figure is shown as reported, with its error; – is
+and are skipped with a word where absent. They get the rig's own tokenizer, and, where they
+fetch a text, one from this machine; nothing leaves it. A figure is shown as reported, with its error; – is
 "not reported". "flagged": the tool itself said that the figure cannot be trusted.
 """
 
@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 
 from flatout.rig import RigConfig, RigHandle, Truth, running
-from flatout.rig.tokens import Ring
+from flatout.rig.tokens import Ring, pieces
 from flatout.rig.truth import SENT
 
 STREAMS, RATE, TTFT_MS, OUTPUT = 8, 100.0, 50.0, 200
@@ -76,21 +76,23 @@ def program(name: str) -> str:
 
 
 REPOSITORY = "flatout/words"
+PIECE = r" ?[^\W\d_]{1,6}|\d{1,3}| ?[^\w\s]{1,3}|_{1,4}|\s{1,8}"  # as flatout.rig.tokens cuts text
 
 
 def tokenizer(folder: Path) -> Path:
-    """A tokenizer of one token a word, as files that transformers reads. They lie where the Hugging Face cache would
+    """The rig's tokenizer as files that transformers reads. They lie where the Hugging Face cache would
     keep REPOSITORY, for tools that take no path."""
     cached = folder / "hf" / "hub" / f"models--{REPOSITORY.replace('/', '--')}"
     made = cached / "snapshots" / ("0" * 40)
     made.mkdir(parents=True, exist_ok=True)
     (cached / "refs").mkdir(exist_ok=True)
     (cached / "refs" / "main").write_text("0" * 40)
-    words = sorted({word.strip() for word in text().split()})
+    words = sorted(set(pieces(text())))
     vocabulary = {"[UNK]": 0} | {word: i + 1 for i, word in enumerate(words)}
     content = {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
-        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": None, "decoder": None,
+        "pre_tokenizer": {"type": "Split", "pattern": {"Regex": PIECE}, "behavior": "Isolated", "invert": False},
+        "post_processor": None, "decoder": {"type": "Fuse"},
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"},
     }  # fmt: skip
     (made / "tokenizer.json").write_text(json.dumps(content))
@@ -131,7 +133,8 @@ def book() -> Iterator[str]:
 def offline(folder: str) -> dict[str, str]:
     """An environment in which nothing is fetched and nothing of the user's is written."""
     return os.environ | {
-        "HF_HUB_OFFLINE": "1", "HF_HOME": f"{folder}/hf", "TRANSFORMERS_OFFLINE": "1", "HOME": folder, "XDG_CACHE_HOME": f"{folder}/.cache",
+        "HF_HUB_OFFLINE": "1", "HF_HOME": f"{folder}/hf", "TRANSFORMERS_OFFLINE": "1", "HOME": folder,
+        "XDG_CACHE_HOME": f"{folder}/.cache",
         "NO_PROXY": "*", "TOKENIZERS_PARALLELISM": "false", "COLUMNS": "200",
     }  # fmt: skip
 
@@ -318,7 +321,9 @@ SCENES = {
     "clean": Scene("nothing planted"),
     "stall": Scene("the server is silent for 2 s", stall_s=2.0),
     "leftover": Scene(
-        "8 requests left over from before, for 6 s", plant={"requests": 8, "tokens": 300, "context": 256}
+        "8 requests left over from before",
+        {"capacity_tok_s": STREAMS * RATE},
+        plant={"requests": 8, "tokens": 1500, "context": 256},
     ),
     "four": Scene("4 tokens an event, usage only at the end", {"tokens_per_event": 4}),
     "role": Scene("the role's event comes at once", {"role_event": "at_once"}),

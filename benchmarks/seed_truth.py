@@ -24,6 +24,7 @@ from flatout.run.events import CellDone, Control, Event, Note
 from flatout.run.options import Options
 from flatout.suite import Suite
 
+Mask = npt.NDArray[np.bool_]
 SEED: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "seed"
 PAGE: Final = SEED / "speed-test.json"
 EXPECTED: Final = SEED / "expected.toml"
@@ -165,14 +166,31 @@ def window_of(cell: Cell) -> tuple[int, int]:
     return cell.window.open_ns, cell.window.close_ns
 
 
-def log_ttft_ms(part: Part, samples: Samples, chosen: npt.NDArray[np.bool_]) -> float:
-    """Median TTFT by the log over the very requests that were chosen, matched by request id."""
+def median(ended: Sequence[float], waiting: Sequence[float] = ()) -> float:
+    """Median where of some it is only known that they waited so long (Kaplan and Meier's, step by step); nan: beyond
+    all that ended."""
+    rows = sorted([(value, False) for value in ended] + [(value, True) for value in waiting])
+    share, left = 1.0, len(rows)
+    for i, (value, cut) in enumerate(rows):
+        if not cut:
+            share *= 1.0 - 1.0 / left
+            if share < 0.5 + 1e-9:
+                later = [v for v, c in rows[i + 1 :] if not c]
+                return (value + later[0]) / 2 if share > 0.5 - 1e-9 and later else value
+        left -= 1
+    return float("nan")
+
+
+def log_ttft_ms(part: Part, samples: Samples, came: Mask, waiting: Mask | None = None, close_ns: int = 0) -> float:
+    """Median TTFT by the log over the very requests of the reading, matched by request id; those that still wait as
+    the window closes count as having waited until then at least."""
     number = {rid: i for i, rid in enumerate(part.truth.rid)}
-    rows = [number[samples.request_ids[i]] for i in np.flatnonzero(chosen)]
-    return float(np.median(part.truth.ttft_ms()[rows])) if rows else float("nan")
+    rows = [number[samples.request_ids[i]] for i in np.flatnonzero(came)]
+    still = [] if waiting is None else [number[samples.request_ids[i]] for i in np.flatnonzero(waiting)]
+    return median(part.truth.ttft_ms()[rows].tolist(), ((close_ns - part.truth.arrival_ns[still]) / 1e6).tolist())
 
 
-def intake_ms(part: Part, samples: Samples, chosen: npt.NDArray[np.bool_]) -> float:
+def intake_ms(part: Part, samples: Samples, chosen: Mask) -> float:
     """Median time from a request's first byte sent to its last byte at the rig: long prompts on new connections wait
     for the rig to read."""
     number = {rid: i for i, rid in enumerate(part.truth.rid)}
@@ -181,14 +199,19 @@ def intake_ms(part: Part, samples: Samples, chosen: npt.NDArray[np.bool_]) -> fl
     return float(np.median(part.truth.arrival_ns[rows] - samples.send_ns[at])) / 1e6 if rows else 0.0
 
 
-def ttft_requests(cell: Cell, samples: Samples) -> npt.NDArray[np.bool_]:
-    """The requests whose TTFT a decode cell's reading holds, as it says itself."""
+def ttft_requests(cell: Cell, samples: Samples) -> tuple[Mask, Mask]:
+    """The requests whose TTFT a decode cell's reading holds, as it says itself: those that got a token, and those that
+    were still waiting when the window closed."""
     t0, t1 = window_of(cell)
     first = samples.first_token_ns
     assert cell.decode is not None
+    late = (first < 0) | (first >= t1)
+    open_then = (samples.send_ns < t1) & ((samples.end_ns < 0) | (samples.end_ns >= t0)) & late
     if (cell.decode.ttft_ms.whose or "").startswith("the launch"):
-        return np.asarray((samples.round == 0) & (first >= 0) & (first < t1))
-    return np.asarray((samples.round > 0) & (first >= t0) & (first < t1))
+        launch = samples.round == 0
+        return np.asarray(launch & ~late), np.asarray(launch & open_then)
+    restarts = samples.round > 0
+    return np.asarray(restarts & ~late & (first >= t0)), np.asarray(restarts & open_then)
 
 
 def log_request_tok_s(truth: Truth, t0_ns: int, t1_ns: int) -> float:
@@ -268,6 +291,12 @@ def prefill_figures(part: Part, cell: Cell, page: dict[str, Any]) -> dict[str, F
     return {"tok_s": made, "ttft_ms": ttft}
 
 
+def agrees_with_itself(page: dict[str, Any]) -> bool:
+    """Whether the page's time between tokens is that of its per-request speed (at 128K x 2 it is not: 5.5 and 4.4)."""
+    speed, itl_ms = page["per_request_tok_s"], page["itl_ms"]
+    return speed is not None and near(itl_ms, 1e3 / speed, TIME_WITHIN, TIME_SPARE_MS)
+
+
 def decode_figures(part: Part, cell: Cell, page: dict[str, Any], rates: str) -> dict[str, Figure]:
     """Total and TTFT where the page's totals were made true, per-request speed and ITL where its streams were."""
     d, s, truth = cell.decode, part.scale, part.truth
@@ -281,7 +310,7 @@ def decode_figures(part: Part, cell: Cell, page: dict[str, Any], rates: str) -> 
         made["tok_s"] = rate("tok_s", total.value * s, truth.tok_s(t0, t1) * s, wanted, ends)
     if d.ttft_ms.p50 is not None:
         samples = Samples.read(part.directory / cell.samples)
-        log_ms = log_ttft_ms(part, samples, ttft_requests(cell, samples))
+        log_ms = log_ttft_ms(part, samples, *ttft_requests(cell, samples), close_ns=t1)
         # At a launch the first request meets an empty server, so only restarts have the page's TTFT (or one stream).
         restarts = cell.concurrency == 1 or not (d.ttft_ms.whose or "").startswith("the launch")
         made["ttft_ms"] = duration(
@@ -293,7 +322,7 @@ def decode_figures(part: Part, cell: Cell, page: dict[str, Any], rates: str) -> 
         made["per_request_tok_s"] = rate("per_request_tok_s", one.p50 * s, log, wanted, (None, None))
     if d.itl_ms.p50 is not None:
         log = float(np.median(truth.itl_ms(t0, t1))) / s
-        wanted = page["itl_ms"] if rates == "per_request" else None
+        wanted = page["itl_ms"] if rates == "per_request" and agrees_with_itself(page) else None
         made["itl_ms"] = duration("itl_ms", d.itl_ms.p50 / s, log, wanted, TIME_SPARE_MS)
     return made
 
@@ -306,7 +335,7 @@ def disturbance(part: Part, cell: Cell) -> str | None:
         words.append(f"the rig was {np.percentile(late, 99):.0f} ms late (p99)")
     assert cell.samples is not None and cell.decode is not None
     samples = Samples.read(part.directory / cell.samples)
-    intake = intake_ms(part, samples, ttft_requests(cell, samples))
+    intake = intake_ms(part, samples, ttft_requests(cell, samples)[0])
     if intake > max(TIME_SPARE_MS, INTAKE_SHARE * (cell.decode.ttft_ms.p50 or 0.0)):
         words.append(f"requests took {intake:.1f} ms to the rig (median)")
     words += [flag.detail for flag in cell.flags if flag.name == Flag.CLIENT_LIMITED]

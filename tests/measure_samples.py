@@ -33,7 +33,7 @@ class Request:
     round: int = 0
     end_ns: int | None = None
     outcome: int = OK
-    asked: int = 64
+    asked: int = 1024
     prompt: int = -1
     cached: int = -1
     completion: int = -1

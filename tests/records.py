@@ -207,7 +207,7 @@ def every_kind() -> Record:
         prefill("max", None, None, None, status=Status.NOT_RUN, reason="'max' needs the model's length"),
         decode("1K", k, 1, 99.96, ttft_ms=9.96, itl_ms=10.004, active=1.0, completed=12, output=2999.2),
         decode("1K", k, 2, 180.0, ttft_ms=None, itl_ms=11.0, active=2.0, completed=0, output=5400.0, flags=flags[:3]),
-        decode("1K", k, 4, 300.0, each_tok_s=75.0, ttft_ms=21.0, itl_ms=13.1, active=4.4, whose="launch",
+        decode("1K", k, 4, 300.0, each_tok_s=75.0, ttft_ms=21.0, itl_ms=13.1, active=4.4, whose="the launch's own requests",
                status=Status.DOUBTFUL, flags=flags[3:]),
         decode("1K", k, 8, 310.0, each_tok_s=77.0, ttft_ms=3_021.0, itl_ms=13.0, active=4.0,
                status=Status.REQUESTS_QUEUED, acceptance=Acceptance(length=2.31, how="counters")),

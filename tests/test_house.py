@@ -30,15 +30,15 @@ BEFORE: dict[str, set[str]] = {
     "rig": set(),
     "engine": {"prompt"},
     "run": {"suite", "flags", "plan", "target", "host", "prompt", "load", "measure", "record"},
-    "show": {"record", "flags", "suite", "plan", "run", "compare", "lint", "limits"},
-    "compare": {"record", "flags"},
+    "show": {"record", "flags", "suite", "plan", "run", "load", "compare", "lint", "limits", "calibrate"},
+    "compare": {"record", "flags", "measure"},
     "lint": {"record", "flags", "suite", "compare", "limits"},
     "limits": {"record", "flags"},
     "calibrate": {"load", "measure", "rig", "target", "run", "record", "host", "flags", "suite", "plan", "prompt"},
 }
-"""Rooms that each room may import, besides itself. `show` takes from `run` the events only."""
+"""Rooms that each room may import, besides itself. `show` takes from `run` the events, from `load` the samples only."""
 
-TOP = {"cli", "command", "reading", "__main__", "__init__"}
+TOP = {"cli", "command", "reading", "typed", "__main__", "__init__"}
 
 
 def room(path: Path) -> str:
@@ -73,6 +73,8 @@ def test_show_takes_only_events_from_run() -> None:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.run"):
                 assert node.module == "flatout.run.events", path
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.load"):
+                assert node.module == "flatout.load.samples", path
 
 
 def test_the_rig_shares_no_code_with_load_and_measure() -> None:

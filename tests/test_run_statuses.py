@@ -175,3 +175,62 @@ def test_shared_prompts_are_one_context_and_part_of_the_suites_name(tmp_path: Pa
     assert run.record.plan.suite.endswith("+shared")
     assert len([k for k in run.record.prompts.hashes if k.startswith("c/")]) == 1
     assert run.cell("d/256/4").status == "valid"
+
+
+def test_more_tokens_than_asked_for_is_no_sound_count(tmp_path: Path) -> None:
+    """A generic server that bills more than `max_tokens` allows: the count is wrong, and nothing else would tell."""
+    with rig({"dialect": "openai", "decode_tok_s": 300, "usage_extra_tokens": 64}) as server:
+        run = measure(server, tmp_path, suite=suite(concurrency=(2,)))
+    cell = run.cell("d/256/2")
+    assert cell.status == "doubtful" and "counters_disagree" in [f.name for f in cell.flags]
+
+
+def test_a_tokenizer_call_that_lies_is_not_trusted(tmp_path: Path) -> None:
+    from flatout.target.vllm import Vllm
+
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Vllm, "count_chat_tokens", lambda self, text: max(1, len(text) // 40))
+        run = measure(server, tmp_path, suite=suite(prefill=(300,), decode=(300,), concurrency=(1,)))
+    assert any("disagree" in w for w in run.record.warnings)
+    cell = run.cell("p/300")
+    assert cell.prefill is not None
+    told = [s.prompt_tokens for s in cell.prefill.samples if s.used]
+    assert all(abs((n or 0) - 300) <= 6 for n in told), told
+    assert set(told) <= set(run.truth.prompt_tokens.tolist())
+
+
+def test_t5_reasoning_that_is_not_streamed_does_not_stop_the_run(tmp_path: Path) -> None:
+    with rig({"dialect": "openai", "decode_tok_s": 400, "hidden_tokens": 50}) as server:
+        run = measure(server, tmp_path, suite=suite(concurrency=(2,), max_output=200))
+    cell = run.cell("d/256/2")
+    assert cell.decode is not None and cell.tokens is not None and cell.status != "failed", cell.reason
+    assert cell.tokens.reasoning_unstreamed
+
+
+def test_what_a_server_repeats_of_a_key_reaches_no_file(tmp_path: Path) -> None:
+    """A finish reason, an error, in the samples too: everything the server says is redacted before it is written."""
+    key = "sk-abcdefghijklmnop1234567890"
+    with rig({"dialect": "openai", "api_key": key, "decode_tok_s": 300, "loop_text": f"{key} "}) as server:
+        measure(server, tmp_path, key=key)
+    files = [p for p in tmp_path.rglob("*") if p.is_file()]
+    assert files
+    for path in files:
+        data = path.read_bytes()
+        if path.suffix == ".npz":
+            import numpy as np
+
+            with np.load(path) as archive:
+                data += archive["meta"].tobytes()
+        assert key.encode() not in data and key[3:20].encode() not in data, path
+
+
+def test_gauges_that_say_nothing_are_replaced_by_probes(tmp_path: Path) -> None:
+    from flatout.target.vllm import Vllm
+
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server, pytest.MonkeyPatch.context() as patch:
+        from flatout.target.base import Live
+
+        patch.setattr(Vllm, "live", lambda self: Live(t_ns=1))
+        run = measure(server, tmp_path, drain_s=20.0)
+    assert run.cell("d/256/1").decode is not None
+    assert any("watched by probes" in w for w in run.record.warnings)

@@ -6,6 +6,8 @@ still holds flatout to account, but the page does not (see `Held.disturbed`).
 
 from __future__ import annotations
 
+import math
+import statistics
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +15,8 @@ from dataclasses import replace
 import pytest
 from benchmarks import seed_page, seed_truth
 from benchmarks.seed_truth import Fill, Held, Part
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flatout.plan import Limits, plan
 from flatout.rig import RigConfig
@@ -111,6 +115,13 @@ def test_without_draining_every_over_full_cell_is_flagged(undrained: Part) -> No
     for cell in undrained.record.cells:
         if cell.id in flagged:
             assert cell.status == "doubtful" and cell.attempts, "a contaminated cell is measured once more"
+
+
+@given(st.lists(st.floats(1, 1e4), min_size=1, max_size=30))
+def test_the_logs_median_is_the_usual_one_where_nothing_waits(values: list[float]) -> None:
+    assert seed_truth.median(values) == pytest.approx(statistics.median(values))
+    assert seed_truth.median(values, [0.5] * 9) == pytest.approx(statistics.median(values)), "cut before any ended"
+    assert math.isnan(seed_truth.median(values, [1e5] * (len(values) + 1))), "over half wait for longer than any ended"
 
 
 def test_a_missed_or_invented_contamination_is_told() -> None:

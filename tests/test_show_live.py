@@ -78,7 +78,7 @@ def test_a_frame_tells_what_matters() -> None:
     assert "server   8 running · 1 waiting · KV 43 %    streams  7 of 8 · 1,760 events/s" in text
     assert "machine  CPU 12 % · GPU 97 % · 512 W · 61 °C" in text
     assert "! the server refused return_token_ids" in text
-    assert lines[-1] == "s skip cell · q stop"
+    assert lines[-1] == "s skip · q stop"
     rows = {row.split()[0]: row.split()[1:] for row in lines if re.match(r" *\d+K ", row)}
     assert rows["8K"] == ["37.1K", "454.2", "842.3", "1,509", "2,422!", "3,607", "4,657q", "▸", "now", "no", "room"]
     assert rows["16K"] == ["38.2K", "·", "·", "·", "·", "·", "·", "·", "no", "room"]

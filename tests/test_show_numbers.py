@@ -19,7 +19,7 @@ POSITIVE = st.floats(min_value=1e-4, max_value=1e12, allow_nan=False, allow_infi
     [
         (None, "—"), (37_100.0, "37.1K"), (10_000.0, "10.0K"), (9_999.6, "10.0K"), (9_999.4, "9,999"),
         (4_657.1, "4,657"), (999.96, "1,000"), (999.94, "999.9"), (454.2, "454.2"), (99.96, "100.0"), (5.51, "5.51"),
-        (0.84, "0.84"), (0.0123, "0.012"), (0.0, "0.00"), (1_250_000.0, "1.2M"), (math.nan, "—"), (math.inf, "—"),
+        (0.84, "0.84"), (0.0123, "0.012"), (0.0, "0.00"), (1_250_000.0, "1.25M"), (math.nan, "—"), (math.inf, "—"),
     ],
 )  # fmt: skip
 def test_rate(value: float | None, text: str) -> None:
@@ -67,7 +67,7 @@ def test_size(value: float | None, text: str) -> None:
 
 def test_interval() -> None:
     assert numbers.interval(100.0, 99.6, 100.3) == "±0.4 %"
-    assert numbers.interval(100.0, 88.0, 101.0) == "±12 %"
+    assert numbers.interval(100.0, 88.0, 102.0) == "±7.0 %"
     assert numbers.interval(100.0, 99.999, 100.001) == "±<0.1 %"
     for missing in ((None, 1.0, 2.0), (1.0, None, 2.0), (1.0, 0.5, None), (0.0, 0.0, 0.0)):
         assert numbers.interval(*missing) == "—"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -15,7 +16,7 @@ from flatout.calibrate import compare
 from flatout.calibrate.scenes import TTFT_MS, Scene
 from flatout.calibrate.store import Point
 from flatout.load.job import Endpoint, Job, Timeouts
-from flatout.load.process import LoadError, LoadPool, Outcome
+from flatout.load.process import LoadPool, Outcome
 from flatout.measure.cell import decode_figures
 from flatout.rig import RigHandle, Truth
 from flatout.rig.truth import BLOCKED
@@ -67,8 +68,24 @@ def cpu_s(pids: Sequence[int]) -> float:
     return total
 
 
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What one load yielded: what was read, what was sent, the window, and the CPU s that reading took in it."""
+
+    outcome: Outcome
+    truth: Truth
+    open_ns: int
+    close_ns: int
+    cpu_s: float
+
+
 def measure(scene: Scene, rig: RigHandle, pool: LoadPool, window_s: float) -> Point:
     """Measures one scene. Raises SceneError, LoadError and RigError."""
+    return point(scene, load(scene, rig, pool, window_s))
+
+
+def load(scene: Scene, rig: RigHandle, pool: LoadPool, window_s: float) -> Loaded:
+    """Runs one scene's load. Raises SceneError, LoadError and RigError."""
     knobs: dict[str, Any] = {
         **_DEFAULTS, "decode_tok_s": scene.stream_tok_s, "tokens_per_event": scene.tokens_per_event,
         "pattern": scene.pattern, **scene.knobs,
@@ -93,11 +110,12 @@ def measure(scene: Scene, rig: RigHandle, pool: LoadPool, window_s: float) -> Po
         cpu_span_s = (time.monotonic_ns() - open_ns) / 1e9
     finally:
         outcome = pool.stop()
-    return point(scene, outcome, rig.log(), open_ns, close_ns, cpu * window_s / cpu_span_s)
+    return Loaded(outcome, rig.log(), open_ns, close_ns, cpu * window_s / cpu_span_s)
 
 
-def point(scene: Scene, outcome: Outcome, truth: Truth, open_ns: int, close_ns: int, cpu: float | None) -> Point:
-    """The point out of what was read and what was sent. `cpu`: seconds that the load processes used in the window."""
+def point(scene: Scene, loaded: Loaded) -> Point:
+    """The point out of what was read and what was sent. Raises SceneError if nothing was read."""
+    outcome, truth, open_ns, close_ns = loaded.outcome, loaded.truth, loaded.open_ns, loaded.close_ns
     if not outcome.samples.requests:
         raise SceneError(f"{scene.name}: nothing was read")
     figures = decode_figures(outcome.samples, t_open_ns=open_ns, t_close_ns=close_ns, context_tokens=0)
@@ -124,8 +142,8 @@ def point(scene: Scene, outcome: Outcome, truth: Truth, open_ns: int, close_ns: 
         itl_p50_ms=itl_p50, itl_p99_ms=itl_p99, longest_gap_ms=compare.longest_gap_ms(figures, truth),
         events_matched=len(stamps.error_us), stamp_p50_us=p50, stamp_p99_us=p99,
         merged_share=merged,
-        cpu_us_per_event=cpu * 1e6 / events if cpu is not None and events else None,
-        cpu_share=cpu / window_s / len(outcome.checks) if cpu is not None and outcome.checks else None,
+        cpu_us_per_event=loaded.cpu_s * 1e6 / events if events else None,
+        cpu_share=loaded.cpu_s / window_s / len(outcome.checks) if outcome.checks else None,
         lag_p99_us=max(lags) / 1e3 if lags else None, late_reads=sum(c.late_reads for c in outcome.checks),
         reads=sum(c.reads for c in outcome.checks),
         sender_late_p99_us=float(np.percentile(late, 99)) if len(late) else None, blocked=blocked,
@@ -150,6 +168,3 @@ def _percentiles(values: compare.F64) -> tuple[float | None, float | None]:
         return None, None
     p50, p99 = np.percentile(values, [50, 99])
     return float(p50), float(p99)
-
-
-__all__ = ["LoadError", "SceneError", "job_for", "measure", "point"]

@@ -13,6 +13,7 @@ from flatout.calibrate.store import Pair
 from flatout.load.job import SelfCheck
 from flatout.load.samples import Samples
 from flatout.measure.figures import DecodeFigures
+from flatout.measure.latency import LEAST_TOKENS
 from flatout.measure.verdict import client_limits
 from flatout.rig.truth import BLOCKED, SENT, Truth
 
@@ -88,7 +89,8 @@ def ttft_p50_ms(figures: DecodeFigures, samples: Samples, truth: Truth) -> Pair:
 
 
 def itl_ms(figures: DecodeFigures, truth: Truth) -> tuple[Pair, Pair]:
-    """p50 and p99 of the time between tokens, token-weighted; events of one send are one arrival (DESIGN's table)."""
+    """p50 and p99 of the time between tokens, token-weighted; events of one send are one arrival, and a request
+    counts with the part of it inside the window, where that has 16 tokens (DESIGN's table)."""
     t0, t1 = figures.t_open_ns, figures.t_close_ns
     sent = np.flatnonzero((truth.event_flags & SENT) > 0)
     order = sent[np.lexsort((truth.event_ns[sent], truth.event_request[sent]))]
@@ -96,7 +98,9 @@ def itl_ms(figures: DecodeFigures, truth: Truth) -> tuple[Pair, Pair]:
     starts = np.flatnonzero(np.concatenate(([True], (np.diff(owner) != 0) | (np.diff(at) != 0)))) if len(at) else order
     tokens = np.add.reduceat(truth.event_tokens[order], starts) if len(at) else order
     owner, at = owner[starts], at[starts]
-    keep = (np.diff(owner) == 0) & (at[1:] >= t0) & (at[1:] < t1)
+    inside = (at >= t0) & (at < t1)
+    mine = np.bincount(owner[inside], tokens[inside], len(truth.rid))
+    keep = (np.diff(owner) == 0) & inside[1:] & inside[:-1] & (mine[owner[1:]] >= LEAST_TOKENS)
     weights = tokens[1:][keep]
     times = np.repeat(np.diff(at)[keep] / weights / 1e6, weights)
     p50, p99 = (float(p) for p in np.percentile(times, [50, 99])) if len(times) else (None, None)

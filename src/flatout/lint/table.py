@@ -6,7 +6,7 @@ import csv
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -264,8 +264,3 @@ def _status(text: str, got: Mapping[str, Number | None]) -> str:
     if text:
         return text.lower().replace(" ", "_")
     return "valid" if any(got.get(name) is not None for name in ("rate_tok_s", "ttft_ms")) else "not_run"
-
-
-def columns() -> Iterable[str]:
-    """The names of columns that are understood, for the documents."""
-    return NAMES.keys()

@@ -306,7 +306,7 @@ def _assemble(
         sampler=sampler,
         planned=planned,
         record=record,
-        store=Store(directory),
+        store=Store(directory, target.redactor.text),
         listener=listener,
         control=control,
         nonce=secrets.token_hex(4),

@@ -43,6 +43,11 @@ def run(options: Options, listener: Listener, control: Control) -> tuple[Record,
             state, why = "failed", f"the measuring process failed: {error}"
         except TargetError as error:
             state, why = "failed", f"the server, which had answered before: {error}"
+        except OSError as error:
+            state, why = "failed", f"cannot write {error.filename or 'results'}: {error.strerror or error}"
+        except Exception as error:
+            _close(session, "failed", f"a fault of flatout's own: {type(error).__name__}: {error}")
+            raise
         _close(session, state, why)
         listener(Finished(session.record, session.store.directory))
         return session.record, session.store.directory
@@ -52,10 +57,16 @@ def _work(session: Session) -> None:
     todo = [c for c in session.planned if c.verdict == "measure" and session.cell(c.id).finished is None]
     if not todo:
         return
+    now = session.live()
+    session.gauges = session.target.adapter.has_gauges and now is not None and now.running is not None
+    if session.target.adapter.has_gauges and not session.gauges:
+        session.warn(
+            "the server has gauges but they tell no number of running requests: it is watched by probes instead"
+        )
     try:
         if session.options.warmup:
             warmup.work(session)
-        if not session.target.adapter.has_gauges:
+        if not session.gauges:
             session.baseline = measure_baseline(session)
     except Budget as error:
         session.warn(f"no warm-up: {error}")
@@ -176,7 +187,12 @@ def _close(session: Session, state: str, why: str | None) -> None:
             f"{len(session.prompter.inexact)} prompts could not be made exactly as long as asked; the real counts are "
             "in the record"
         )
-    session.store.write_record(record)
+    if why and state == "failed":
+        session.warn(why)
+    try:
+        session.store.write_record(record)
+    except OSError as error:
+        session.say(f"the record could not be written to its end: {error.strerror or error}", "warning")
 
 
 def exit_code(record: Record) -> int:

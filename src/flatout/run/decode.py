@@ -93,7 +93,7 @@ def _once(session: Session, planned: PlannedCell, row: Row) -> Measured:
     before = ensure_idle(session, planned)
     job = session.job(planned.id, "closed", _streams(session, planned, row), _request_budget(session, planned, row))
     every_s = interval_s(suite.time_s)
-    with Poller(session.target.adapter, every_s) as poller:
+    with Poller(session.target.adapter, every_s, on=session.gauges) as poller:
         launch_ns = time.monotonic_ns()
         session.pool.start(job)
         go = _Go(session, planned, poller)

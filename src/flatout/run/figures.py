@@ -212,7 +212,7 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         throttle_reasons=harmful(machine),
         error=error,
     )
-    if not session.target.adapter.has_gauges:
+    if not session.gauges:
         facts = _seen_by_the_client(facts, made, row)
     take_verdict(session, cell, decode_verdict(facts))
     cell.error = session.target.redactor.text(error) if error else None
@@ -223,6 +223,9 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
     note_length(cell, [n for n in real if n is not None])
     if measured.before.idle is False and measured.before.note:
         add_flag(cell, Flag.CONTAMINATED, measured.before.note)
+    elif measured.before.idle is None:
+        text = f"that the server was idle before is not proven: {measured.before.note or 'nothing tells'}"
+        cell.reason = f"{cell.reason}; {text}" if cell.reason else text
     if measured.gauge_error:
         session.warn(f"the server's gauges failed while {planned.id} ran: {measured.gauge_error}")
 

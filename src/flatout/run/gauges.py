@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from flatout.target.base import Adapter, Live, TargetError
+from flatout.target.base import Adapter, Live
 
 FASTEST_S: Final = 0.1
 SLOWEST_S: Final = 1.0
@@ -20,16 +20,17 @@ def interval_s(window_s: float) -> float:
 class Poller:
     """Context manager: from entry to exit `adapter.live()` is read every `every_s`; the readings stand in `points`."""
 
-    def __init__(self, adapter: Adapter, every_s: float) -> None:
+    def __init__(self, adapter: Adapter, every_s: float, *, on: bool = True) -> None:
         self.points: list[Live] = []
         self.error: str | None = None
         self._adapter = adapter
+        self._on = on
         self._every_s = every_s
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._work, name="gauges", daemon=True)
 
     def __enter__(self) -> Poller:
-        if self._adapter.has_gauges:
+        if self._on:
             self._thread.start()
         return self
 
@@ -51,6 +52,6 @@ class Poller:
                 point = self._adapter.live()
                 if point is not None:
                     self.points.append(point)
-            except TargetError as error:
+            except Exception as error:  # whatever a server's page does to an adapter, the next look is made
                 self.error = str(error)
             self._end.wait(self._every_s)

@@ -47,7 +47,7 @@ def ensure_idle(session: Session, cell: PlannedCell | None = None) -> Idle:
     """
     if not session.options.drain:
         return Idle(None, "not checked", 0.0, "draining is switched off", session.live())
-    if session.target.adapter.has_gauges:
+    if session.gauges:
         return _by_gauges(session, cell)
     return _by_probe(session, cell)
 

@@ -50,6 +50,11 @@ class Prompter:
             self.inexact.append(key)
         return prompt
 
+    def distrust(self) -> bool:
+        """Counts no longer by the server's tokenizer call, which its usage contradicts; False if it did not anyway."""
+        before, self._count = self._count, None
+        return before is not None
+
     def small(self) -> Content:
         """A short new prompt for probes, about SMALL_TOKENS tokens long, uncounted."""
         return content_of(self.book.counted_prompt("small", SMALL_TOKENS, lambda _: None))

@@ -9,7 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from flatout.load.samples import Samples, merge
+from flatout.load.job import SelfCheck
+from flatout.load.process import Outcome
+from flatout.load.samples import OK, Samples, merge
 from flatout.plan import PlannedCell
 from flatout.prompt.book import SHARED_HEAD_WORDS, Prompt
 from flatout.record import Cell
@@ -23,6 +25,7 @@ from flatout.run.store import now_iso
 MAX_WARM_SENDS: Final = 3
 REDO_COLD: Final = 3
 FIT_SENDS: Final = 3
+MOST_COLD_OUTPUT: Final = 4096
 CUT_SHARE: Final = 0.8
 """A prompt of which the server counts less than this share was cut: no fit is so far off."""
 CACHED_SHARE: Final = 0.5
@@ -59,54 +62,103 @@ def streams_needed(cells: Sequence[PlannedCell], shared: bool) -> int:
 def prepare(session: Session, cells: Sequence[PlannedCell]) -> Row:
     """Makes the row's prompts and sends each of them cold, alone on the server; settles the row's prefill cell.
 
-    Raises Stopped, Budget, and LoadError from the pool.
+    Raises Stopped, Budget, TargetError, and LoadError from the pool.
     """
-    suite = session.options.suite
     prefill = next((c for c in cells if c.phase == "prefill" and c.verdict == "measure"), None)
-    tokens = cells[0].context_tokens
-    assert tokens is not None
-    row = Row(tokens)
-    contexts = streams_needed(cells, suite.prompts == "shared")
-    extra = max(0, suite.prefill_samples - contexts) if prefill else 0
     idle = ensure_idle(session, prefill)
-    started, checks = now_iso(), []
-    t_open = time.monotonic_ns()
-    redo = REDO_COLD if prefill else 0
-    best: list[Prompt] = []
-    todo = [f"x/{tokens}/{i}" for i in range(extra)] + [f"c/{tokens}/{i}" for i in range(contexts)]
-    what = "prefill" if prefill else "filling the cache with"
-    while todo:
-        key = todo.pop(0)
-        session.doing(
-            f"{what} {cells[0].label}: cold prompt {len(row.cold) + 1} of {len(row.cold) + len(todo) + 1}", prefill
-        )
-        session.check()
-        session.afford(tokens, 1)
-        prompt = session.prompter.make(key, tokens)
-        outcome = send_alone(session, f"cold {key}", prompt)
-        checks += outcome.checks
-        row.cold.append(outcome.samples)
-        if not answered(outcome.samples):
-            row.error = outcome.error or error_of(outcome.samples)
-            break
-        if 0 < int(outcome.samples.prompt_tokens[0]) < CUT_SHARE * tokens:
-            row.cut_to = int(outcome.samples.prompt_tokens[0])
-            return row
-        if key.startswith("c/"):
-            if not _take(row, best, prompt, outcome.samples):
-                todo.insert(0, key)  # its count is known now and is not as asked: another beginning, three at most
-        elif _too_warm(session, outcome.samples) and redo:
-            redo -= 1
-            todo.insert(0, f"x/{tokens}/{extra + REDO_COLD - redo}")
+    started, t_open = now_iso(), time.monotonic_ns()
+    sends = _ColdSends(session, cells, prefill)
+    while sends.todo:
+        sends.next()
+    row = sends.row
+    if row.cut_to is not None:
+        return row
     row.cold_ttft_ms = _median_ttft_ms(row.cold)
     if prefill is not None:
         cell = session.cell(prefill.id)
-        telemetry = session.sampler.window(t_open, time.monotonic_ns())
-        figures.settle_prefill(session, cell, merge(row.cold), checks, telemetry, row.error, head_tokens(session))
+        machine = session.sampler.window(t_open, time.monotonic_ns())
+        figures.settle_prefill(session, cell, merge(row.cold), sends.checks, machine, row.error, head_tokens(session))
         if idle.idle is False and idle.note:
             figures.add_flag(cell, "contaminated", idle.note)
         _close(session, cell, started, row)
     return row
+
+
+class _ColdSends:
+    """The cold sends of one context length. Keys: `c/…` for the contexts that the decode cells use, `x/…` for those
+    that only the prefill figure needs (first, so that they push no context out of the cache)."""
+
+    def __init__(self, session: Session, cells: Sequence[PlannedCell], prefill: PlannedCell | None) -> None:
+        suite, tokens = session.options.suite, cells[0].context_tokens
+        assert tokens is not None
+        contexts = streams_needed(cells, suite.prompts == "shared")
+        extra = max(0, suite.prefill_samples - contexts) if prefill else 0
+        self.row = Row(tokens)
+        self.checks: list[SelfCheck] = []
+        self.todo = [f"x/{tokens}/{i}" for i in range(extra)] + [f"c/{tokens}/{i}" for i in range(contexts)]
+        self._session, self._prefill, self._label = session, prefill, cells[0].label
+        self._what = "prefill" if prefill else "filling the cache with"
+        self._redo = REDO_COLD if prefill else 0
+        self._tries: list[Prompt] = []
+
+    def next(self) -> None:
+        """Sends the next one; empties `todo` where nothing of this length can be measured."""
+        session, row = self._session, self.row
+        key = self.todo.pop(0)
+        number = len(row.cold) + 1
+        session.doing(f"{self._what} {self._label}: cold prompt {number} of {number + len(self.todo)}", self._prefill)
+        session.check()
+        session.afford(row.tokens, session.cold_output)
+        prompt = session.prompter.make(key, row.tokens)
+        outcome = send_alone(session, f"cold {key}", prompt, session.cold_output)
+        self.checks += outcome.checks
+        if self._again(prompt, outcome.samples):
+            self.todo.insert(0, key)
+            return
+        row.cold.append(outcome.samples)
+        self._look(outcome)
+        if row.error or row.cut_to is not None:
+            self.todo.clear()
+        elif key.startswith("c/"):
+            if not _take(row, self._tries, prompt, outcome.samples):
+                self.todo.insert(0, key)  # its count is known now and is not as asked: another beginning
+        elif _too_warm(session, outcome.samples) and self._redo:
+            self._redo -= 1
+            self.todo.insert(0, f"{key}+")
+
+    def _again(self, prompt: Prompt, samples: Samples) -> bool:
+        """Whether to send another instead: nothing could be seen of the answer, or the tokenizer call was wrong."""
+        session = self._session
+        if _silent(samples) and session.cold_output < MOST_COLD_OUTPUT:
+            session.cold_output = min(MOST_COLD_OUTPUT, 16 * session.cold_output)
+            return True
+        if prompt.counted_by == "tokenize" and _far_off(samples, self.row.tokens) and session.prompter.distrust():
+            session.warn("the server's tokenizer call and its usage disagree: prompts are fitted by usage from now on")
+            return True
+        return False
+
+    def _look(self, outcome: Outcome) -> None:
+        """What makes this length impossible: an error, a prompt cut in silence, a count that cannot be."""
+        row, samples = self.row, outcome.samples
+        if not answered(samples):
+            row.error = outcome.error or error_of(samples)
+            return
+        counted = int(samples.prompt_tokens[0])
+        if 0 < counted < CUT_SHARE * row.tokens:
+            row.cut_to = counted
+        elif counted * CUT_SHARE > row.tokens:
+            row.error = f"the server counts {counted:,} tokens in a prompt that should have {row.tokens:,}"
+
+
+def _silent(samples: Samples) -> bool:
+    """Answered, but with nothing to be seen: half a character, or reasoning that is not streamed."""
+    ended = samples.requests == 1 and samples.outcome[0] == OK and samples.first_token_ns[0] < 0
+    return bool(ended)
+
+
+def _far_off(samples: Samples, tokens: int) -> bool:
+    counted = int(samples.prompt_tokens[0])
+    return counted > 0 and abs(counted - tokens) > max(2, figures.LENGTH_SHARE * tokens)
 
 
 def _take(row: Row, tries: list[Prompt], prompt: Prompt, samples: Samples) -> bool:

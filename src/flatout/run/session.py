@@ -45,7 +45,11 @@ class Baseline:
 
 @dataclass(slots=True)
 class Session:
-    """The parts of a running run, made by `run.begin`. `warm_sends`: sends after which a context is cached, learned."""
+    """The parts of a running run, made by `run.begin`. `warm_sends`: sends after which a context is cached, learned.
+
+    `gauges`: the server tells how many requests it runs (its page may be there and say nothing). `cold_output`: tokens
+    that a cold prompt asks for: one, or as many as it takes until one can be seen.
+    """
 
     options: Options
     target: Target
@@ -63,6 +67,8 @@ class Session:
     nonce: str
     recounter: Callable[[str], int] | None = None
     baseline: Baseline | None = None
+    gauges: bool = False
+    cold_output: int = 1
     warm_sends: int | None = None
     billed_tokens: int = 0
     billed_bytes: int = 0
@@ -111,7 +117,7 @@ class Session:
         """The server's gauges now, or None where it has none or does not answer this once."""
         try:
             return self.target.adapter.live()
-        except TargetError:
+        except (TargetError, ArithmeticError, ValueError):
             return None
 
     def machine_now(self) -> dict[str, float | None]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -47,6 +49,9 @@ def write_beside(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
     finally:
         part.unlink(missing_ok=True)
 
@@ -54,14 +59,24 @@ def write_beside(path: Path, data: bytes) -> None:
 class Store:
     """The files of one run."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, redact: Callable[[str], str]) -> None:
         self.directory = directory
+        self._redact = redact
 
     def write_record(self, record: Record) -> None:
         write_beside(self.directory / "record.json", dump(record).encode())
 
     def write_samples(self, cell_id: str, samples: Samples, attempt: int = 0) -> str:
-        """Writes a cell's samples (without text) and returns the file's name relative to the record."""
+        """Writes a cell's samples (without text) and returns the file's name relative to the record.
+
+        What the server said in errors and as finish reasons is redacted: it may repeat what was sent to it.
+        """
+        samples = replace(
+            samples,
+            error_texts=[self._redact(text) for text in samples.error_texts],
+            finish_names=[self._redact(name)[:40] for name in samples.finish_names],
+            request_ids=[self._redact(name) for name in samples.request_ids],
+        )
         name = cell_id.replace("/", "-") + (f".thrown-away-{attempt}" if attempt else "") + ".npz"
         (self.directory / "samples").mkdir(exist_ok=True)
         write_beside(self.directory / "samples" / name, samples.to_bytes())

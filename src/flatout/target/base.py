@@ -28,7 +28,8 @@ class TargetError(Exception):
     """The server could not be used. `str()` is one sentence for the user: what happened and what to do.
 
     `kind` is one of: refused, dns, tls, timeout, auth, not_found, model, http, rate_limited, unavailable, not_a_server,
-    protocol. `status` is the HTTP status where there was one, `words` the server's own words (redacted, shortened).
+    protocol, stopped (by the user). `status` is the HTTP status where there was one, `words` the server's own words
+    (redacted, shortened).
     """
 
     def __init__(self, kind: str, message: str, *, status: int | None = None, words: str | None = None) -> None:
@@ -141,7 +142,7 @@ class Adapter(Protocol):
         ...
 
     def count_tokens(self, text: str) -> int | None:
-        """Exact tokens of `text` without special tokens, or None where the server has no tokenizer call."""
+        """Exact tokens of `text` without special tokens, or None where the server has no tokenizer call that works."""
         ...
 
     def tokenize(self, text: str) -> list[int] | None: ...

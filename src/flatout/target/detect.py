@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -67,23 +67,39 @@ def connect(
     argv_source: Source = "host",
     secrets: Sequence[str] = (),
     timeout_s: float = 10.0,
+    connect_timeout_s: float = 10.0,
     environ: Mapping[str, str] | None = None,
+    stopping: Callable[[], bool] | None = None,
 ) -> Target:
     """Reaches the server, settles its base path and model, and recognises its engine with a few cheap GETs.
 
     `engine` (one of ENGINES) overrides what is recognised. `argv`: the server's command line, where it is known, with
-    `argv_source` "typed" (by --launch) or "host" (read from its process). Raises TargetError in one sentence.
+    `argv_source` "typed" (by --launch) or "host" (read from its process). `timeout_s` bounds each call; once `stopping`
+    is true, nothing more is asked. Raises TargetError in one sentence; of the kind "stopped" if `stopping` was why.
     """
     if engine is not None and engine not in _ADAPTERS:
         raise TargetError("model", f"there is no engine {engine!r}; one of: {', '.join(ENGINES)}")
     address = parse_address(url, key=key, headers=headers, ca_file=ca_file, insecure=insecure, environ=environ)
     redactor = Redactor(secrets=(*header_secrets(address), *secrets))
-    client, listing = _reach(address, redactor, timeout_s, model)
+
+    def client_for(base_path: str) -> ControlClient:
+        return ControlClient(
+            replace(address, base_path=base_path),
+            redactor=redactor,
+            timeout_s=timeout_s,
+            connect_timeout_s=connect_timeout_s,
+            stopping=stopping,
+        )
+
+    client, listing = _reach(address, client_for, model)
     try:
-        return _settle(client, listing, model, engine, tuple(argv) if argv else None, argv_source)
+        target = _settle(client, listing, model, engine, tuple(argv) if argv else None, argv_source)
+        client.raise_if_stopped()  # on the way it may have been taken for an answer that is not there
     except BaseException:
         client.close()
         raise
+    client.stopping = None  # what is told to the server at a stop must still reach it
+    return target
 
 
 def _settle(
@@ -113,7 +129,9 @@ def _settle(
     )
 
 
-def _reach(address: Address, redactor: Redactor, timeout_s: float, model: str | None) -> tuple[ControlClient, _Listing]:
+def _reach(
+    address: Address, client_for: Callable[[str], ControlClient], model: str | None
+) -> tuple[ControlClient, _Listing]:
     """A client whose base path is the one under which the server lists its models, among the likely ones.
 
     A server that answers but lists none is accepted where the model is named: the probe will show if it is one.
@@ -123,7 +141,7 @@ def _reach(address: Address, redactor: Redactor, timeout_s: float, model: str | 
         bases.insert(0, address.base_path + "/v1")
     failure: TargetError | None = None
     for base in bases:
-        client = ControlClient(replace(address, base_path=base), redactor=redactor, timeout_s=timeout_s)
+        client = client_for(base)
         try:
             return client, _list(client)
         except TargetError as error:
@@ -138,8 +156,7 @@ def _reach(address: Address, redactor: Redactor, timeout_s: float, model: str | 
     assert failure is not None
     if model is None or failure.kind != "not_found":
         raise failure
-    client = ControlClient(replace(address, base_path=bases[-1]), redactor=redactor, timeout_s=timeout_s)
-    return client, _Listing((), {}, False)
+    return client_for(bases[-1]), _Listing((), {}, False)
 
 
 def _list(client: ControlClient) -> _Listing:

@@ -15,6 +15,7 @@ from flatout.target.base import TargetError
 
 _CALLS: Final = ("/chat/completions", "/completions", "/models", "/responses", "/embeddings")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_OPENAI: Final = ("https", "api.openai.com", 443)
 _OWN_HEADERS: Final = ("host", "content-length", "transfer-encoding", "connection", "content-type", "accept")
 
 
@@ -92,6 +93,31 @@ def parse_address(
         insecure=insecure,
         proxy=find_proxy(scheme, host, port, os.environ if environ is None else environ),
     )
+
+
+def key_from_environment(url: str | None, environ: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """The API key that the environment holds for this server, and the name of its variable; (None, None) if none.
+
+    FLATOUT_API_KEY is meant for whatever server is measured. OPENAI_API_KEY is the key to an account: it goes to
+    https://api.openai.com, or to the server that OPENAI_BASE_URL names (same scheme, host and port), and nowhere else.
+    """
+    own = environ.get("FLATOUT_API_KEY", "").strip()
+    if own:
+        return own, "FLATOUT_API_KEY"
+    key = environ.get("OPENAI_API_KEY", "").strip()
+    here = _origin(url or "")
+    if key and here is not None and here in (_OPENAI, _origin(environ.get("OPENAI_BASE_URL", ""))):
+        return key, "OPENAI_API_KEY"
+    return None, None
+
+
+def _origin(url: str) -> tuple[str, str, int] | None:
+    """Scheme, host and port of a URL as users type it; None where it is no URL of a server."""
+    try:
+        address = parse_address(url, environ={})
+    except TargetError:
+        return None
+    return address.scheme, address.host.lower().rstrip("."), address.port
 
 
 def _split(text: str) -> SplitResult:

@@ -27,7 +27,8 @@ MIN_TOKENS: Final = ("min_tokens", MAX_TOKENS)
 COMMIT: Final = re.compile(r"\+(?:[^+]*\.)?g([0-9a-f]{7,40})\b")
 
 _ASK_TIMEOUT_S: Final = 10.0
-_TOKENIZE_TIMEOUT_S: Final = 60.0
+_MOST_IDS_A_BYTE: Final = 8
+"""A tokenizer makes about a token of four bytes, and of hardly any text more than one of each byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class Generic:
         self.client = client
         self.found = found
         self.model = found.model
+        self._tokenizer_failed = False
         if type(self) is Generic:
             self._recognise()
 
@@ -167,9 +169,27 @@ class Generic:
         except TargetError:
             return None
 
-    def post(self, path: str, body: object, *, timeout_s: float = _TOKENIZE_TIMEOUT_S) -> Any | None:
-        """The JSON of a POST; None where the server has no such call. Raises TargetError if it should but did not."""
-        return self.client.ask("POST", path, body=body, timeout_s=timeout_s)
+    def ask_tokenizer(self, path: str, body: object) -> Any | None:
+        """The JSON of a tokenizer call; None where the server has no such call, or it failed.
+
+        Counts can be had otherwise (by usage), so a tokenizer that fails once, or hangs, is not asked again.
+        """
+        if self._tokenizer_failed:
+            return None
+        try:
+            return self.client.ask("POST", path, body=body, timeout_s=_ASK_TIMEOUT_S)
+        except TargetError:
+            self._tokenizer_failed = True
+            return None
+
+    def believable(self, ids: list[int] | None, text: str) -> list[int] | None:
+        """`ids` if they can be the tokens of `text`; a tokenizer that told something else is not asked again."""
+        if ids is None:
+            return None
+        if bool(ids) == bool(text) and len(ids) <= _MOST_IDS_A_BYTE * len(text.encode("utf-8", "replace")):
+            return ids
+        self._tokenizer_failed = True
+        return None
 
     def scrape(self, names: frozenset[str]) -> tuple[Samples, int]:
         """One GET /metrics, and CLOCK_MONOTONIC halfway between asking and the answer."""

@@ -9,7 +9,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -18,8 +18,10 @@ import httpx
 
 from flatout.target.base import TargetError
 from flatout.target.endpoint import Address
-from flatout.target.openai import DONE, error_words, shorten
+from flatout.target.openai import DONE, KEPT_CHARS, error_words, shorten
 from flatout.target.redact import Redactor
+from flatout.target.wire import HandshakeTimeout, Stopped, Transport, Until
+from flatout.target.words import tidy
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 """No answer to a control call is larger; a server that sends more is cut off."""
@@ -48,24 +50,31 @@ class RateLimited(TargetError):
 
 
 class ControlClient:
-    """A small HTTP client for one server; safe to use from several threads. Close it after use."""
+    """A small HTTP client for one server; safe to use from several threads. Close it after use.
 
-    def __init__(self, address: Address, *, redactor: Redactor | None = None, timeout_s: float = 10.0) -> None:
+    `timeout_s` bounds each call as a whole, `connect_timeout_s` its connecting (with TLS). `stopping`, which may be set
+    and taken away at any time, is asked before each call and in every wait of it: once it is true, calls raise
+    TargetError of the kind "stopped".
+    """
+
+    def __init__(
+        self,
+        address: Address,
+        *,
+        redactor: Redactor | None = None,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 10.0,
+        stopping: Callable[[], bool] | None = None,
+    ) -> None:
         self.address = address
         self.redactor = redactor or Redactor(secrets=header_secrets(address))
         self.timeout_s = timeout_s
-        proxy = None
-        if address.proxy is not None:
-            host = f"[{address.proxy.host}]" if ":" in address.proxy.host else address.proxy.host
-            auth = {"Proxy-Authorization": address.proxy.authorization} if address.proxy.authorization else None
-            proxy = httpx.Proxy(f"http://{host}:{address.proxy.port}", headers=auth)
+        self.connect_timeout_s = connect_timeout_s
+        self.stopping = stopping
         self._client = httpx.Client(
-            verify=_tls(address),
-            proxy=proxy,
+            transport=Transport(_tls(address), _proxy(address), connections=16),
             trust_env=False,
             follow_redirects=False,
-            timeout=timeout_s,
-            limits=httpx.Limits(max_connections=16, max_keepalive_connections=4),
             headers=[*address.headers, ("Accept", "*/*"), ("Accept-Encoding", "identity")],
         )
 
@@ -85,7 +94,7 @@ class ControlClient:
     ) -> Reply:
         """One call, below the API's base path (`api`) or the server's root. Any status is an answer.
 
-        Raises TargetError where no complete answer came: refused, dns, tls, timeout, not_a_server, protocol.
+        Raises TargetError where no complete answer came: refused, dns, tls, timeout, not_a_server, protocol, stopped.
         """
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
         with self._open(method, self._url(path, api), data, timeout_s) as (response, deadline):
@@ -128,10 +137,15 @@ class ControlClient:
                 self.raise_for(reply, url)
                 raise TargetError("http", f"{url} answered {reply.status} instead of a stream", status=reply.status)
             if "json" in _lower(response).get("content-type", ""):
-                words = self.redactor.text(error_words(self._read(response, deadline)))
+                words = self.tidy(error_words(self._read(response, deadline)))
                 message = f"{self.shown(url)} does not stream; it answered with one JSON document. It says: {words}"
                 raise TargetError("protocol", message, status=200, words=words)
             yield from self._sse(response, deadline)
+
+    def raise_if_stopped(self) -> None:
+        """Raises TargetError ("stopped") once `stopping` says so."""
+        if self.stopping is not None and self.stopping():
+            raise TargetError("stopped", f"stopped before {self.address.origin} had answered all that was asked")
 
     def raise_for(self, reply: Reply, url: str) -> None:
         """Raises the TargetError that fits the status of `reply`; returns for 2xx."""
@@ -141,7 +155,7 @@ class ControlClient:
         said = f" It says: {words}" if words else ""
         status, where = reply.status, self.shown(url)
         if 300 <= status < 400:
-            to = self.redactor.text(shorten(reply.headers.get("location", "elsewhere").encode()))
+            to = self.tidy(reply.headers.get("location", "elsewhere"))
             raise TargetError("http", f"{where} redirects to {to}; give flatout that URL instead", status=status)
         if status in (401, 403):
             hint = "the API key is wrong" if self._has_key() else "it wants an API key: give one with --api-key"
@@ -162,7 +176,11 @@ class ControlClient:
         """The server's own words in an error, redacted and shortened; None for an empty or HTML body."""
         if not reply.content.strip() or _is_html(reply):
             return None
-        return self.redactor.text(error_words(reply.content)) or None
+        return self.tidy(error_words(reply.content)) or None
+
+    def tidy(self, text: str, limit: int = 300) -> str:
+        """Words of the server on one line, redacted first and then shortened."""
+        return tidy(text, self.redactor.text, limit)
 
     def shown(self, url: str) -> str:
         """A URL of this server for a message: as the user gave it, but for secrets in its path."""
@@ -182,7 +200,7 @@ class ControlClient:
             if _is_html(reply):
                 what = "answers with a web page, not JSON: this is not an OpenAI-compatible server, or not its API path"
             else:
-                what = f"answers something that is not JSON ({self.redactor.text(shorten(reply.content, 80))!r})"
+                what = f"answers something that is not JSON ({self.tidy(shorten(reply.content, KEPT_CHARS), 80)!r})"
             raise TargetError("not_a_server", f"{self.shown(url)} {what}", status=reply.status) from error
 
     @contextlib.contextmanager
@@ -190,12 +208,14 @@ class ControlClient:
         self, method: str, url: str, data: bytes | None, timeout_s: float | None
     ) -> Iterator[tuple[httpx.Response, float]]:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        timeout = httpx.Timeout(limit_s, connect=min(limit_s, 10.0))
+        until = Until(limit_s, self.stopping)
+        timeout = httpx.Timeout(until, connect=Until(min(limit_s, self.connect_timeout_s), self.stopping))
         headers = {"Content-Type": "application/json"} if data is not None else None
         try:
-            deadline = time.monotonic() + limit_s
             with self._client.stream(method, url, content=data, headers=headers, timeout=timeout) as response:
-                yield response, deadline
+                yield response, until.end_s
+        except Stopped as stopped:
+            raise TargetError("stopped", f"stopped before {self.shown(url)} had answered") from stopped
         except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError) as error:
             raise self._explain(error, method, url, limit_s) from error
 
@@ -241,11 +261,16 @@ class ControlClient:
         if any(isinstance(c, ssl.SSLError) for c in causes):
             return _explain_tls(causes, self.address, where)
         if isinstance(error, httpx.ProxyError):
-            return TargetError("http", f"the proxy did not let {where} through: {self.redactor.text(str(error))}")
-        if isinstance(error, httpx.ConnectTimeout):
+            return TargetError("http", f"the proxy did not let {where} through: {self.tidy(str(error))}")
+        connect_s = min(limit_s, self.connect_timeout_s)
+        if any(isinstance(c, HandshakeTimeout) for c in causes):
             return TargetError(
-                "timeout", f"no connection to {where} within {min(limit_s, 10.0):g} s; is the host right?"
+                "timeout",
+                f"{where} took the connection, but the TLS handshake did not finish within {connect_s:g} s; is it an "
+                "http:// server, or overloaded?",
             )
+        if isinstance(error, httpx.ConnectTimeout):
+            return TargetError("timeout", f"no connection to {where} within {connect_s:g} s; is the host right?")
         if isinstance(error, httpx.TimeoutException):
             return TargetError("timeout", f"no full answer to {method} {where} within {limit_s:g} s")
         if any(isinstance(c, socket.gaierror) for c in causes):
@@ -258,10 +283,8 @@ class ControlClient:
                     f"{where} closed the connection before a full answer; is it still starting, or an https server?"
                 )
                 return TargetError("protocol", message)
-            return TargetError("not_a_server", f"what answers at {where} does not speak HTTP ({error})")
-        return TargetError(
-            "protocol", f"the connection to {where} broke: {self.redactor.text(str(error) or repr(error))}"
-        )
+            return TargetError("not_a_server", f"what answers at {where} does not speak HTTP ({self.tidy(str(error))})")
+        return TargetError("protocol", f"the connection to {where} broke: {self.tidy(str(error) or repr(error))}")
 
     def _explain_connect(self, causes: list[BaseException], where: str) -> TargetError:
         if any(isinstance(c, ConnectionRefusedError) for c in causes):
@@ -305,6 +328,11 @@ def retry_after_s(headers: dict[str, str]) -> float | None:
 
 
 def _meaning(status: int) -> tuple[str, str]:
+    if status < 200:
+        return (
+            "not_a_server",
+            ": it switches to another protocol, which nothing asked for; is a WebSocket server there?",
+        )
     if status == 404:
         return "not_found", ": there is no such path (not an OpenAI-compatible server, or another base URL)"
     if status == 503:
@@ -314,9 +342,18 @@ def _meaning(status: int) -> tuple[str, str]:
     return "http", ": it refuses this request"
 
 
-def _tls(address: Address) -> ssl.SSLContext | bool:
+def _proxy(address: Address) -> tuple[str, list[tuple[bytes, bytes]]] | None:
+    if address.proxy is None:
+        return None
+    host = f"[{address.proxy.host}]" if ":" in address.proxy.host else address.proxy.host
+    login = address.proxy.authorization
+    headers = [(b"Proxy-Authorization", login.encode())] if login else []
+    return f"http://{host}:{address.proxy.port}", headers
+
+
+def _tls(address: Address) -> ssl.SSLContext | None:
     if address.scheme == "http":
-        return False
+        return None
     try:
         context = ssl.create_default_context(cafile=address.ca_file)
     except (ssl.SSLError, OSError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from dataclasses import replace
@@ -97,6 +98,8 @@ class Llamacpp(Generic):
         # prompt_tokens_total leaves out what came from the cache; elsewhere it is in.
         processed, cached = s.total("llamacpp:prompt_tokens_total"), s.total("llamacpp:prompt_tokens_cached_total")
         prompt = None if processed is None else processed + (cached or 0)
+        if prompt is not None and not math.isfinite(prompt):
+            prompt = None
         return Live(
             t_ns,
             running=s.total("llamacpp:requests_processing"),
@@ -120,14 +123,17 @@ class Llamacpp(Generic):
         return all(self.client.request("POST", f"/slots/{i}?action=erase").status == 200 for i in ids)
 
     def tokenize(self, text: str) -> list[int] | None:
-        return token_list(self.post("/tokenize", {"content": text, "add_special": False, "parse_special": False}))
+        body = {"content": text, "add_special": False, "parse_special": False}
+        return self.believable(token_list(self.ask_tokenizer("/tokenize", body)), text)
 
     def count_chat_tokens(self, text: str) -> int | None:
-        prompt = dig(self.post("/apply-template", {"messages": [{"role": "user", "content": text}]}), "prompt")
+        messages = [{"role": "user", "content": text}]
+        prompt = dig(self.ask_tokenizer("/apply-template", {"messages": messages}), "prompt")
         if not isinstance(prompt, str):
             return None
         # The server itself adds the BOS that the model wants, and reads the template's special tokens.
-        ids = token_list(self.post("/tokenize", {"content": prompt, "add_special": True, "parse_special": True}))
+        body = {"content": prompt, "add_special": True, "parse_special": True}
+        ids = self.believable(token_list(self.ask_tokenizer("/tokenize", body)), prompt)
         return None if ids is None else len(ids)
 
     def _live_from_slots(self) -> Live:

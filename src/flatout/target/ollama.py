@@ -24,7 +24,7 @@ class Ollama(Generic):
     def __init__(self, client: ControlClient, found: Found) -> None:
         super().__init__(client, found)
         try:
-            self._show: Any = self.post("/api/show", {"model": self.model}, timeout_s=10.0)
+            self._show: Any = client.ask("POST", "/api/show", body={"model": self.model}, timeout_s=10.0)
         except TargetError:
             self._show = None
 

@@ -6,6 +6,7 @@ The load core decodes with this module in its own process, so it imports nothing
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,6 +16,11 @@ import msgspec
 Api = Literal["chat", "completions"]
 PATHS: Final[dict[Api, str]] = {"chat": "/chat/completions", "completions": "/completions"}
 DONE: Final = b"[DONE]"
+KEPT_CHARS: Final = 4_000
+"""Characters of a server's own words that are kept until they can be redacted; only then are they cut to be shown: half
+a key at a cut would no longer be recognised. See `flatout.target.words.tidy`."""
+
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,15 +158,17 @@ class Event(msgspec.Struct):
 def read_event(data: bytes) -> Event:
     """One event's data (without `data:` and line ends; not `[DONE]`) as values.
 
-    Raises ValueError with the beginning of the data if it is no JSON object. Fields of unexpected types are passed
-    over, never fatal: engines differ, and a new field must not end a run.
+    Raises ValueError with the beginning of the data (up to KEPT_CHARS, to be redacted before it is shown) if it is no
+    JSON object. Fields of unexpected types are passed over, never fatal: engines differ, and a new field must not end a
+    run. Half a surrogate pair becomes U+FFFD.
     """
     try:
         raw = _decode(data)
-    except msgspec.ValidationError:
-        raw = _lenient(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"an event is not JSON: {shorten(data)}") from error
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        try:
+            raw = _lenient(data)
+        except (RecursionError, OverflowError) as error:
+            raise ValueError(f"an event cannot be read: {shorten(data, KEPT_CHARS)}") from error
     event = Event(error=_error(raw))
     for choice in raw.choices or ():
         _take_choice(event, choice)
@@ -220,16 +228,19 @@ def _error(raw: _Event) -> str | None:
 
 
 def error_words(data: bytes) -> str:
-    """The server's own words in an error body of any known shape (OpenAI, flat, FastAPI's detail, text, HTML)."""
+    """The server's own words in an error body of any known shape (OpenAI, flat, FastAPI's detail, text, HTML).
+
+    Up to KEPT_CHARS of them, as the server wrote them: to be redacted before they are shown.
+    """
     try:
         content = json.loads(data)
+        for name in ("error", "detail", "message"):
+            if isinstance(content, dict) and content.get(name):
+                content = content[name]
+        text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
     except (ValueError, RecursionError):
-        return shorten(data)
-    for name in ("error", "detail", "message"):
-        if isinstance(content, dict) and content.get(name):
-            content = content[name]
-    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-    return shorten(text.encode("utf-8", "replace"))  # JSON may hold half a surrogate pair
+        return shorten(data, KEPT_CHARS)
+    return shorten(text.encode("utf-8", "replace"), KEPT_CHARS)  # JSON may hold half a surrogate pair
 
 
 def shorten(data: bytes, limit: int = 300) -> str:
@@ -245,9 +256,11 @@ def _lenient(data: bytes) -> _Event:
     try:
         content = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"an event is not JSON: {shorten(data)}") from error
+        content = _mended(data)
+        if content is None:
+            raise ValueError(f"an event is not JSON: {shorten(data, KEPT_CHARS)}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"an event is not a JSON object: {shorten(data)}")
+        raise ValueError(f"an event is not a JSON object: {shorten(data, KEPT_CHARS)}")
     event = _Event()
     choices = content.get("choices")
     if isinstance(choices, list):
@@ -261,6 +274,16 @@ def _lenient(data: bytes) -> _Event:
         if content.get(name) is not None:
             setattr(event, name, msgspec.Raw(msgspec.json.encode(content[name])))
     return event
+
+
+def _mended(data: bytes) -> Any:
+    """JSON that msgspec takes for broken because of half a surrogate pair (a character cut in two), with U+FFFD
+    in its place; None where that is not the trouble."""
+    try:
+        text = json.dumps(json.loads(data), ensure_ascii=False)
+        return json.loads(_SURROGATE.sub("\ufffd", text)) if _SURROGATE.search(text) else None
+    except (ValueError, RecursionError):
+        return None
 
 
 _NESTED: Final[dict[str, type[msgspec.Struct]]] = {

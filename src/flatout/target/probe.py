@@ -21,6 +21,9 @@ _MOST_REQUESTS: Final = 8
 """Requests to find out which fields are refused; what is not settled by then is dropped."""
 _MOST_WAIT_S: Final = 60.0
 _MOST_RETRIES: Final = 3
+_LEAST_WAIT_S: Final = 0.25
+"""After a refusal, whatever the server says; twice as long after each further one."""
+_SLICE_S: Final = 0.1
 _PROBE_ID: Final = "flatout-probe"
 _TEXT: Final = "Answer with one word only: what is the capital of France?"
 _SENTENCE: Final = "The quick brown fox jumps over the lazy dog near the old stone bridge."
@@ -116,6 +119,7 @@ class _Prober:
         self.max_tokens_field = self.wants.max_tokens_field
         self.api: Api = "chat"
         self.requests = 0
+        self.refusals = 0
         self.dropped: dict[str, str] = {}
         self.notes: list[str] = []
 
@@ -140,14 +144,29 @@ class _Prober:
         for attempt in range(_MOST_RETRIES + 1):
             self.requests += 1
             try:
-                return self._read(data)
+                answer = self._read(data)
             except RateLimited as error:
-                wait_s = error.retry_after_s if error.retry_after_s is not None else 2.0 * 2**attempt
+                wait_s = self._wait_s(error, attempt)
                 if attempt == _MOST_RETRIES or wait_s > _MOST_WAIT_S:
                     raise
                 self._tell(f"the server asks to wait {wait_s:g} s ({error.status})")
-                time.sleep(wait_s)
+                self._sleep(wait_s)
+            else:
+                self.refusals = 0
+                return answer
         raise AssertionError("unreachable")
+
+    def _wait_s(self, error: RateLimited, attempt: int) -> float:
+        """As long as the server asks, but never so short that its refusals become a storm."""
+        own_s = _LEAST_WAIT_S * 2.0 ** min(self.refusals, 20)
+        self.refusals += 1
+        return max(own_s, 2.0 * 2**attempt if error.retry_after_s is None else error.retry_after_s)
+
+    def _sleep(self, wait_s: float) -> None:
+        end_s = time.monotonic() + wait_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            self.target.client.raise_if_stopped()
+            time.sleep(min(left_s, _SLICE_S))
 
     def _read(self, data: bytes) -> _Answer:
         answer = _Answer()
@@ -155,9 +174,10 @@ class _Prober:
             try:
                 event = read_event(raw)
             except ValueError as error:
-                raise TargetError("protocol", self.target.redactor.text(f"in the probe's stream {error}")) from error
+                words = self.target.client.tidy(f"in the probe's stream {error}")
+                raise TargetError("protocol", words) from error
             if event.error is not None:
-                words = self.target.redactor.text(event.error)
+                words = self.target.client.tidy(event.error)
                 raise TargetError(
                     "http", f"the server sent an error inside the stream: {words}", status=200, words=words
                 )
@@ -179,13 +199,23 @@ def probe(
     temperature: float | None = None,
     timeout_s: float = 120.0,
     on_wait: Callable[[str], None] | None = None,
+    stopping: Callable[[], bool] | None = None,
 ) -> Capabilities:
     """Finds out by a handful of requests of at most 16 tokens each; `timeout_s` bounds each of them.
 
     `api`: None takes chat where the model has a chat template, completions otherwise. Raises TargetError with the
-    server's own words if not even the plainest request is answered.
+    server's own words if not even the plainest request is answered, and of the kind "stopped" once `stopping` is true.
     """
-    prober = _Prober(target, extra_body, temperature, timeout_s, on_wait)
+    before, target.client.stopping = target.client.stopping, stopping
+    try:
+        found = _probe(_Prober(target, extra_body, temperature, timeout_s, on_wait), api)
+        target.client.raise_if_stopped()
+        return found
+    finally:
+        target.client.stopping = before
+
+
+def _probe(prober: _Prober, api: Api | None) -> Capabilities:
     prober.api = api or "chat"
     wanted = _first_fields(prober.wants)
     try:

@@ -32,10 +32,12 @@ from flatout.target.redact_rules import (
     VARIABLE,
     ShellWord,
     as_text,
+    beginnings_of,
     is_secret_name,
     is_secret_query,
     known_secrets_pattern,
     mask_addresses,
+    mask_cut_secrets,
     mask_more_keys,
     mask_shapes,
     readable_address,
@@ -114,6 +116,7 @@ class Redactor:
     ) -> None:
         self._secrets = frozenset(secret for secret in secrets if secret)
         self._known = known_secrets_pattern(self._secrets)
+        self._beginnings = beginnings_of(self._secrets)
         home = _own(Path.home) if home is None else home
         user = _own(getpass.getuser) if user is None else user
         hosts = [_own(socket.gethostname)] if hosts is None else list(hosts)
@@ -174,7 +177,7 @@ class Redactor:
     def _mask_known(self, text: str) -> str:
         if self._known is None:
             return text
-        return self._known.sub(lambda m: m["kept"] or PLACEHOLDER, text)
+        return mask_cut_secrets(self._known.sub(lambda m: m["kept"] or PLACEHOLDER, text), self._beginnings)
 
     def _json(self, text: str, depth: int) -> str:
         """JSON inside a string, read as JSON: what the rules for text missed (pairs, escapes in names) is found."""
@@ -273,7 +276,7 @@ class Redactor:
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, int | float):
-            return PLACEHOLDER if self._known and self._mask_known(as_text(value)) != as_text(value) else value
+            return PLACEHOLDER if self._known and self._known.search(as_text(value)) else value
         if isinstance(value, str | bytes | bytearray | PurePath):
             if isinstance(value, str) and re.search(r"(?i)(?:command|command_?line|cmd|cmdline)$", key):
                 return self.command(value)

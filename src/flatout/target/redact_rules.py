@@ -181,6 +181,44 @@ def known_secrets_pattern(secrets: Iterable[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(parts))
 
 
+_CUT = 6
+"""Characters of a secret's beginning that are taken for it where a text was cut."""
+_AT_ELLIPSIS = re.compile(r"[\s\"'`)\]},;:]{0,4}(?:…|\.{3})")
+_AT_END = re.compile(r"[\s\"'`)\]}.,;:]*\Z")
+_PLAIN_WORD = re.compile(r"[A-Za-z]?[a-z_-]{1,15}|[A-Z_-]{1,16}")
+
+
+def beginnings_of(secrets: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """For `mask_cut_secrets`: each form of each secret, after its first characters."""
+    forms: set[str] = set()
+    for secret in secrets:
+        bare = SCHEMES.sub("", secret, count=1) if SCHEMES.match(secret) else secret
+        if bare.lower() not in NOT_SECRET:
+            forms.update(form for form in forms_of(bare) if len(form) > _CUT)
+    return tuple((form[:_CUT], form) for form in sorted(forms))
+
+
+def mask_cut_secrets(text: str, beginnings: Iterable[tuple[str, str]]) -> str:
+    """The beginning of a secret before an ellipsis, or at the very end of a text, is what a cut has left of it.
+
+    At the end an ordinary word may stay: the key `sglang-1234` must not hide the name of the engine.
+    """
+    for head, form in beginnings:
+        at = text.find(head)
+        while at >= 0:
+            end = at + _CUT
+            while end < len(text) and end - at < len(form) and text[end] == form[end - at]:
+                end += 1
+            cut = _AT_ELLIPSIS.match(text, end) or (
+                _AT_END.match(text, end) and not _PLAIN_WORD.fullmatch(text, at, end)
+            )
+            if cut and end - at < len(form) and PLACEHOLDER not in text[max(0, at - len(PLACEHOLDER)) : end + 1]:
+                text = text[:at] + PLACEHOLDER + text[end:]
+                at += len(PLACEHOLDER)
+            at = text.find(head, at + 1)
+    return text
+
+
 def quoted_end(text: str, start: int, slashes: int, mark: str) -> int:
     """Where a string ends that opened with `slashes` backslashes and the quote `mark`; -1 where it never does.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import time
 from dataclasses import replace
@@ -39,6 +40,7 @@ _LIVE: Final = frozenset(
     }
 )
 _INFO_PATHS: Final = ("/get_server_info", "/server_info")
+_TOKENIZE_PATHS: Final = ("/tokenize", "/v1/tokenize")
 
 
 class Sglang(Generic):
@@ -155,12 +157,12 @@ class Sglang(Generic):
 
     def tokenize(self, text: str) -> list[int] | None:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        answers = (self.post(path, body) for path in ("/tokenize", "/v1/tokenize"))
-        return next((ids for ids in map(token_list, answers) if ids is not None), None)
+        answers = (self.ask_tokenizer(path, body) for path in _TOKENIZE_PATHS)
+        return next((ids for ids in (self.believable(token_list(a), text) for a in answers) if ids is not None), None)
 
     def count_chat_tokens(self, text: str) -> int | None:
         body = {"model": self.model, "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
-        answers = (self.post(path, body) for path in ("/tokenize", "/v1/tokenize"))
+        answers = (self.ask_tokenizer(path, body) for path in _TOKENIZE_PATHS)
         return next((n for n in (whole(dig(a, "count")) for a in answers) if n is not None), None)
 
     def _live_from_loads(self) -> Live:
@@ -168,12 +170,13 @@ class Sglang(Generic):
         loads = dig(self.client.json("GET", "/v1/loads"), "loads")
         t_ns = (before + time.monotonic_ns()) // 2
         loads = loads if isinstance(loads, list) else []
-        usage = [n for n in (_number(dig(rank, "token_usage")) for rank in loads) if n is not None]
+        ranks = sum(_number(dig(rank, "token_usage")) is not None for rank in loads)
+        usage = _sum(loads, "token_usage")
         return Live(
             t_ns,
             running=_sum(loads, "num_running_reqs"),
             waiting=_sum(loads, "num_waiting_reqs"),
-            kv_use=sum(usage) / len(usage) if usage else None,
+            kv_use=None if usage is None else usage / ranks,
         )
 
     def _loads(self) -> list[Any] | None:
@@ -215,12 +218,20 @@ class Sglang(Generic):
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """A finite number as JSON has it, or None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def _sum(entries: list[Any], name: str) -> float | None:
     values = [n for n in (_number(dig(entry, name)) for entry in entries) if n is not None]
-    return sum(values) if values else None
+    total = sum(values) if values else None
+    return total if total is not None and math.isfinite(total) else None
 
 
 def _added(entries: list[Any], name: str) -> int | None:

@@ -140,13 +140,13 @@ class Vllm(Generic):
         return self.client.request("POST", "/reset_prefix_cache", timeout_s=60.0).status == 200
 
     def tokenize(self, text: str) -> list[int] | None:
-        answer = self.post("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return token_list(answer)
+        answer = self.ask_tokenizer("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
+        return self.believable(token_list(answer), text)
 
     def count_chat_tokens(self, text: str) -> int | None:
         messages = [{"role": "user", "content": text}]
         body = {"model": self.model, "messages": messages, "add_generation_prompt": True}
-        return whole(dig(self.post("/tokenize", body), "count"))
+        return whole(dig(self.ask_tokenizer("/tokenize", body), "count"))
 
     def _kv_tokens(self) -> Fact[int]:
         tokens, derived = 0, False
@@ -197,7 +197,7 @@ _AS_TEXT: Final = {"device": "device_config"}
 def token_list(answer: Any) -> list[int] | None:
     """The ids of a /tokenize answer; None if it has none."""
     tokens = dig(answer, "tokens")
-    if not isinstance(tokens, list) or not all(isinstance(t, int) and not isinstance(t, bool) for t in tokens):
+    if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < 2**31 for t in tokens):
         return None
     return tokens
 

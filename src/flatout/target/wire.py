@@ -1,0 +1,300 @@
+"""The control connection's sockets: every wait ends with the exchange's deadline, or when the user stops.
+
+httpx and httpcore bound each single receive; a server that sends a byte now and then would keep them for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import selectors
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from time import monotonic
+from typing import Any, Final, TypeVar
+
+import httpcore
+import httpx
+
+T = TypeVar("T")
+Kind = type[httpcore.TimeoutException] | type[httpcore.NetworkError]
+
+SLICE_S: Final = 0.1
+"""Longest wait between two looks at whether the user wants to stop."""
+DEFAULT_S: Final = 10.0
+_Selector: Final[type[selectors.BaseSelector]] = getattr(selectors, "PollSelector", selectors.SelectSelector)
+
+
+class Stopped(Exception):
+    """The user wants to stop; nothing is wrong with the server."""
+
+
+class HandshakeTimeout(httpcore.ConnectTimeout):
+    """TCP connected, but TLS did not come about in time."""
+
+
+class Until(float):
+    """A timeout in seconds that runs from its making. httpx and httpcore hand it on untouched to the sockets, so that
+    one deadline holds for all receives of an exchange. `stopping` is asked in every wait."""
+
+    def __new__(cls, limit_s: float, stopping: Callable[[], bool] | None = None) -> Until:
+        made = super().__new__(cls, limit_s)
+        made.end_s = monotonic() + limit_s
+        made.stopping = stopping
+        return made
+
+    end_s: float
+    stopping: Callable[[], bool] | None
+
+    @property
+    def left_s(self) -> float:
+        return self.end_s - monotonic()
+
+    def check(self, late: Kind) -> None:
+        """Raises Stopped, or `late` once the time is over."""
+        if self.stopping is not None and self.stopping():
+            raise Stopped
+        if self.left_s <= 0:
+            raise late(f"not done within {float(self):g} s")
+
+    def share(self, parts: int) -> Until:
+        """The first of `parts` equal shares of what is left."""
+        return Until(max(0.0, self.left_s) / parts, self.stopping)
+
+
+def _until(timeout: float | None) -> Until:
+    return timeout if isinstance(timeout, Until) else Until(DEFAULT_S if timeout is None else timeout)
+
+
+def _perform(sock: socket.socket, action: Callable[[], T], wait_for: int, until: Until, late: Kind, broken: Kind) -> T:
+    """`action` on a socket that does not block, as often as it takes. Raises `late`, `broken` or Stopped."""
+    while True:
+        until.check(late)
+        try:
+            return action()
+        except ssl.SSLWantReadError:
+            events = selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            events = selectors.EVENT_WRITE
+        except (BlockingIOError, InterruptedError):
+            events = wait_for
+        except (OSError, ValueError) as error:  # ValueError: a host name that TLS cannot take
+            raise broken(str(error)) from error
+        with _Selector() as selector:
+            selector.register(sock, events)
+            selector.select(max(0.0, min(until.left_s, SLICE_S)))
+
+
+class Stream(httpcore.NetworkStream):
+    """One connection. Times out by the deadline of the exchange it serves at the moment."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return _perform(
+            self._sock,
+            lambda: self._sock.recv(max_bytes),
+            selectors.EVENT_READ,
+            _until(timeout),
+            httpcore.ReadTimeout,
+            httpcore.ReadError,
+        )
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        until, rest = _until(timeout), memoryview(buffer)
+        while rest:
+            sent = _perform(
+                self._sock,
+                lambda rest=rest: self._sock.send(rest),  # type: ignore[misc]
+                selectors.EVENT_WRITE,
+                until,
+                httpcore.WriteTimeout,
+                httpcore.WriteError,
+            )
+            rest = rest[sent:]
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.NetworkStream:
+        until = _until(timeout)
+
+        def wrapped() -> ssl.SSLSocket:
+            return ssl_context.wrap_socket(self._sock, server_hostname=server_hostname, do_handshake_on_connect=False)
+
+        try:
+            until.check(HandshakeTimeout)
+            sock = _perform(self._sock, wrapped, selectors.EVENT_READ, until, HandshakeTimeout, httpcore.ConnectError)
+            self._sock = sock  # the plain one is detached now; closing must close this one
+            _perform(sock, sock.do_handshake, selectors.EVENT_READ, until, HandshakeTimeout, httpcore.ConnectError)
+        except BaseException:
+            self.close()
+            raise
+        return Stream(sock)
+
+    def get_extra_info(self, info: str) -> Any:
+        match info:
+            case "ssl_object":
+                return self._sock if isinstance(self._sock, ssl.SSLSocket) else None
+            case "socket":
+                return self._sock
+            case "client_addr":
+                return self._sock.getsockname()
+            case "server_addr":
+                return self._sock.getpeername()
+            case "is_readable":
+                with _Selector() as selector:
+                    selector.register(self._sock, selectors.EVENT_READ)
+                    return bool(selector.select(0))
+        return None
+
+
+class Backend(httpcore.NetworkBackend):
+    """Opens connections within what the exchange's connect timeout has left; a host's addresses share it."""
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.NetworkStream:
+        until = _until(timeout)
+        addresses = _resolved(host, port, until)
+        failure: Exception | None = None
+        for i, (family, address) in enumerate(addresses):
+            try:
+                return Stream(_connected(family, address, until.share(len(addresses) - i)))
+            except (httpcore.ConnectError, httpcore.ConnectTimeout) as error:
+                # A refusal says more than an address that does not answer.
+                failure = error if failure is None or isinstance(error, httpcore.ConnectError) else failure
+        assert failure is not None
+        raise failure
+
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
+
+
+def _connected(family: int, address: Any, until: Until) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+        def connect() -> None:
+            code = sock.connect_ex(address)
+            if code in (errno.EINPROGRESS, errno.EALREADY, errno.EWOULDBLOCK):
+                raise BlockingIOError
+            code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) or (0 if code == errno.EISCONN else code)
+            if code:
+                raise OSError(code, os.strerror(code))
+
+        _perform(sock, connect, selectors.EVENT_WRITE, until, httpcore.ConnectTimeout, httpcore.ConnectError)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _resolved(host: str, port: int, until: Until) -> list[tuple[int, Any]]:
+    """A host's addresses. The system's look-up cannot be bounded, so it runs in a thread of its own."""
+    answers: queue.SimpleQueue[Callable[[], list[tuple[int, Any]]]] = queue.SimpleQueue()
+
+    def look_up() -> None:
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            answers.put(partial(_fail, error))
+            return
+        addresses = list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
+        answers.put(lambda: addresses)
+
+    threading.Thread(target=look_up, name="flatout-dns", daemon=True).start()
+    while True:
+        until.check(httpcore.ConnectTimeout)
+        try:
+            return answers.get(timeout=max(0.001, min(until.left_s, SLICE_S)))()
+        except queue.Empty:
+            continue
+        except (OSError, UnicodeError) as error:  # httpcore drops a cause, but not what was being handled
+            raise httpcore.ConnectError(str(error)) from error
+
+
+def _fail(error: Exception) -> list[tuple[int, Any]]:
+    raise error
+
+
+class Transport(httpx.BaseTransport):
+    """httpx over these sockets. `proxy`: its URL, and the headers that it gets."""
+
+    def __init__(
+        self, tls: ssl.SSLContext | None, proxy: tuple[str, list[tuple[bytes, bytes]]] | None, connections: int
+    ) -> None:
+        kept: dict[str, Any] = {
+            "ssl_context": tls,
+            "max_connections": connections,
+            "max_keepalive_connections": 4,
+            "keepalive_expiry": 5.0,
+            "network_backend": Backend(),
+        }
+        self._pool: httpcore.ConnectionPool = (
+            httpcore.ConnectionPool(**kept)
+            if proxy is None
+            else httpcore.HTTPProxy(proxy_url=proxy[0], proxy_headers=proxy[1], **kept)
+        )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        url = request.url
+        asked = httpcore.Request(
+            method=request.method,
+            url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
+            headers=request.headers.raw,
+            content=request.stream,
+            extensions=request.extensions,
+        )
+        with _as_httpx():
+            reply = self._pool.handle_request(asked)
+        return httpx.Response(
+            reply.status, headers=reply.headers, stream=_Content(reply.stream), extensions=reply.extensions
+        )
+
+    def close(self) -> None:
+        self._pool.close()
+
+
+class _Content(httpx.SyncByteStream):
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        with _as_httpx():
+            yield from self._stream
+
+    def close(self) -> None:
+        with _as_httpx():
+            self._stream.close()
+
+
+@contextlib.contextmanager
+def _as_httpx() -> Iterator[None]:
+    """httpcore's errors as httpx's of the same name."""
+    try:
+        yield
+    except (
+        httpcore.TimeoutException,
+        httpcore.NetworkError,
+        httpcore.ProtocolError,
+        httpcore.ProxyError,
+        httpcore.UnsupportedProtocol,
+    ) as error:
+        names = [kind.__name__ for kind in type(error).__mro__ if hasattr(httpx, kind.__name__)]
+        raise getattr(httpx, names[0])(str(error)) from error
