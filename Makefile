@@ -3,11 +3,11 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint browser test-vllm test-transformers clean
+.PHONY: demo test lint browser test-vllm test-transformers seed-page clean
 
 $(VENV)/.engine: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,pictures]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml
@@ -38,6 +38,10 @@ test-vllm: $(VENV)/.dev
 test-transformers: $(VENV)/.dev
 	sh tests/engines/transformers.sh $(PYTHON)
 	FLATOUT_TRANSFORMERS=.venv-transformers/bin/python $(BIN)/python -m pytest -m transformers
+
+# The whole published matrix of the seed, given back by the rig; prints each row beside the seed's.
+seed-page: $(VENV)/.dev
+	$(BIN)/python benchmarks/seed_page.py
 
 clean:
 	rm -rf $(VENV) .venv-vllm .venv-transformers .pytest_cache .mypy_cache .ruff_cache .hypothesis

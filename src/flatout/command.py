@@ -113,7 +113,8 @@ def demo(suite: str, results: Path, threads: int | None, plain: bool, as_json: b
             engine_version=f"xllamacpp {package_version('xllamacpp')}",
             engine_version_source="host",
         )
-        return measure(options, plain=plain, as_json=as_json)
+        code = measure(options, plain=plain, as_json=as_json, page=True)
+    return code
 
 
 def _slot_length(tokens: int) -> int:
@@ -121,8 +122,8 @@ def _slot_length(tokens: int) -> int:
     return -(-(tokens + 128) // 256) * 256
 
 
-def measure(options: Options, *, plain: bool, as_json: bool) -> int:
-    """Runs with a live view (or plain lines), prints the tables, and returns the exit code."""
+def measure(options: Options, *, plain: bool, as_json: bool, page: bool = False) -> int:
+    """Runs with a live view (or plain lines), prints the tables (and writes the page), and returns the exit code."""
     from flatout.run import conduct
     from flatout.run.events import Control
 
@@ -135,7 +136,21 @@ def measure(options: Options, *, plain: bool, as_json: bool) -> int:
         print(json.dumps(summary(record, directory / "record.json"), indent=1))
     else:
         _print_tables(record, directory / "record.json", plain=plain, wide=False)
+        _page(record, directory, made=page)
     return conduct.exit_code(record)
+
+
+def _page(record: Record, directory: Path, *, made: bool) -> None:
+    """Writes the page and says where it is, or says how to make it."""
+    if not made:
+        print(f"page    flatout report {directory}")
+        return
+    from flatout.run.store import write_beside
+    from flatout.show.page import render
+
+    path = directory / "page.html"
+    write_beside(path, render(record, samples_dir=directory / "samples").encode())
+    print(f"page    {path}")
 
 
 @contextmanager
@@ -234,5 +249,14 @@ def dry_run(options: Options) -> int:
         raise UseError("--dry-run asks a running server for its limits; start it first and give its URL")
     with connected(options, lambda _: None) as server:
         cells, limits, _ = planned_cells(server.target, options)
-        print(text(cells, limits, options.suite, engine=server.target.adapter.name, model=server.target.model))
+        print(
+            text(
+                cells,
+                limits,
+                options.suite,
+                engine=server.target.adapter.name,
+                model=server.target.model,
+                budget=options.max_tokens_total,
+            )
+        )
     return EXIT_OK

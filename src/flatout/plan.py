@@ -172,31 +172,51 @@ def verdict_of(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a run will send and how long its windows last at most. `prompt_tokens` counts what the server must read
-    without its cache; `output_tokens_most`: what the streams may write in windows is not knowable beforehand, so this
-    is only what warming and prefill ask for. `window_s`: sum of the longest windows."""
+    """The least that a run sends, and how long its windows last at most.
+
+    `cold_tokens`: prompt tokens that the server computes (each context once, the warm-up's too). `cached_tokens`:
+    prompt tokens that come from its cache: each context is sent once more, and by each stream at each launch.
+    `output_tokens`: one answer a stream and cell, half as long in the mean (the first round's lengths are spread). A
+    stream asks again as soon as it is answered until its window ends, so a fast server is sent more.
+    """
 
     cells: int
     measured: int
     window_s: float
-    prompt_tokens: int
-    resent_tokens_per_round: int
+    cold_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        return self.cold_tokens + self.cached_tokens + self.output_tokens
 
 
 def estimate(cells: list[PlannedCell], suite: Suite) -> Estimate:
-    """See Estimate. Each context of a row is sent cold once and again until cached, so twice at least."""
+    """See Estimate."""
     measured = [c for c in cells if c.verdict == "measure"]
     contexts: dict[int, int] = {}
+    launches = outputs = 0
     for cell in measured:
-        assert cell.context_tokens is not None
+        tokens = cell.context_tokens or 0
         wanted = suite.prefill_samples if cell.phase == "prefill" else cell.concurrency
         if suite.prompts == "shared" and cell.phase == "decode":
             wanted = 1
-        contexts[cell.context_tokens] = max(contexts.get(cell.context_tokens, 0), wanted)
+        contexts[tokens] = max(contexts.get(tokens, 0), wanted)
+        if cell.phase == "decode":
+            launches += tokens * cell.concurrency
+        if cell.phase != "prefill":
+            outputs += (
+                cell.concurrency * cell.max_output // (2 if cell.phase == "decode" and cell.concurrency > 1 else 1)
+            )
+    most = max((c.concurrency for c in measured if c.phase == "decode"), default=0)
+    warm_up = (most + 1) * min(contexts, default=0) + max(contexts, default=0)
+    cold = sum(tokens * count for tokens, count in contexts.items()) + warm_up
     return Estimate(
         cells=len(cells),
         measured=len(measured),
         window_s=sum(suite.time_s for c in measured if c.phase == "decode"),
-        prompt_tokens=sum(tokens * count for tokens, count in contexts.items()),
-        resent_tokens_per_round=sum((c.context_tokens or 0) * c.concurrency for c in measured if c.phase == "decode"),
+        cold_tokens=cold,
+        cached_tokens=launches + max(contexts, default=0),
+        output_tokens=outputs,
     )

@@ -48,7 +48,8 @@ STATUS_STREAMS: Final = 200
 QUIET_STATUS_NS: Final = 1_000_000_000
 LOOK_NS: Final = 400_000_000
 DRAIN_ROUNDS: Final = 3
-SPARE_FILES: Final = 64
+SPARE_FILES: Final = 16
+"""Files open besides two connections a stream: the parent, the poller, a look-up, what is being closed."""
 _IO_BYTES: Final = 1 << 20
 
 Found = tuple[list[Address], str | None]

@@ -16,7 +16,7 @@ from flatout.load.exchange import Exchange
 from flatout.load.framing import connect_head, host_port
 from flatout.load.job import Endpoint
 from flatout.load.poller import IN, OUT, Poller
-from flatout.target.openai import shorten
+from flatout.target.openai import KEPT_CHARS, shorten
 
 READ_BYTES: Final = 16384
 BULK_BYTES: Final = 262144
@@ -206,7 +206,7 @@ class Connection:
         line = head.split(b"\r\n", 1)[0]
         words = line.split(None, 2)
         if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].startswith(b"2"):
-            self._fail(f"{self._route.peer} refused the tunnel: {shorten(line, 160)}")
+            self._fail(f"{self._route.peer} refused the tunnel: {shorten(line, KEPT_CHARS)}")
             return
         self._head = b""
         self._handshake(rest or None)

@@ -8,10 +8,11 @@ from typing import Final
 
 from flatout.load.samples import ANSWER, IDS_ONLY, REASONING, TOOL
 from flatout.load.sse import Splitter
-from flatout.target.openai import DONE, Event, Usage, error_words, read_event, shorten
+from flatout.target.openai import DONE, KEPT_CHARS, Event, Usage, error_words, read_event, shorten
 
 HEAD_BYTES: Final = 8192
 _MAX: Final = 2**31 - 1
+_FINISH_CHARS: Final = 40  # the longest that any server is known to send has half of that
 
 TRUNCATED: Final = "the answer ended without a finish reason or [DONE]: the stream was cut short"
 
@@ -83,7 +84,7 @@ class Decoder:
         if event.usage is not None:
             self._take_usage(event.usage)
         if event.finish is not None:
-            self.finish = event.finish
+            self.finish = shorten(event.finish.encode("utf-8", "replace"), _FINISH_CHARS)
         if event.choices > self.choices:
             self.choices = min(event.choices, _MAX)
         running = event.running if 0 <= event.running <= _MAX else -1
@@ -147,12 +148,15 @@ def _count(value: int | None, before: int) -> int:
 
 
 def not_a_stream(head: bytes, content_type: str) -> str:
-    """A sentence for a 200 answer without a single event. `head`: the beginning of its body."""
+    """A sentence for a 200 answer without a single event. `head`: the beginning of its body.
+
+    It holds the server's words, up to KEPT_CHARS of them: to be redacted, and only then cut, before it is shown.
+    """
     text = head.strip()
     if not text:
         return "the server answered HTTP 200 with an empty body, not with a stream"
     if text[:1] == b"<" or "html" in content_type:
-        return f"the server answered with HTML, not with a stream: {shorten(text, 160)}"
+        return f"the server answered with HTML, not with a stream: {shorten(text, KEPT_CHARS)}"
     if text[:1] in b"{[":
         if b'"choices"' in text:
             return 'the server answered with one JSON object, not with a stream: it ignores "stream": true'
@@ -162,6 +166,6 @@ def not_a_stream(head: bytes, content_type: str) -> str:
             content = None
         if isinstance(content, dict) and any(content.get(n) for n in ("error", "detail", "message")):
             return f"the server answered HTTP 200 with an error: {error_words(text)}"
-        return f"the server answered with JSON, not with a stream: {shorten(text, 160)}"
+        return f"the server answered with JSON, not with a stream: {shorten(text, KEPT_CHARS)}"
     kind = f" ({shorten(content_type.encode(), 60)})" if content_type else ""
-    return f"the server's answer{kind} is no stream of events: {shorten(text, 160)}"
+    return f"the server's answer{kind} is no stream of events: {shorten(text, KEPT_CHARS)}"

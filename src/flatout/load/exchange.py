@@ -78,7 +78,7 @@ class Exchange:
         self.content_type = self.headers.get("content-type", "").lower()
         coding = self.headers.get("content-encoding", "identity").lower()
         if coding not in ("identity", ""):
-            self.trouble = f"the server compresses its answer ({coding}) although it was not asked to"
+            self.trouble = f"the server compresses its answer ({coding[:40]}) although it was not asked to"
 
     def on_message_complete(self) -> None:
         if 100 <= self.status < 200:  # an interim answer; the real one follows

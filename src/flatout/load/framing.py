@@ -9,7 +9,7 @@ from typing import Final
 
 from flatout import __version__
 from flatout.load.job import RID_WIDTH, Endpoint
-from flatout.target.openai import error_words, shorten
+from flatout.target.openai import KEPT_CHARS, error_words, shorten
 
 _PORTS: Final = {"http": 80, "https": 443}
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -99,9 +99,14 @@ def retry_after_s(value: str | None, *, now_s: float | None = None) -> float | N
 
 
 def status_words(status: int, location: str | None, body: bytes) -> str:
-    """A sentence for an answer whose status is not 200, with the server's own words."""
+    """A sentence for an answer whose status is not 200, with the server's own words at its end.
+
+    Up to KEPT_CHARS of them: to be redacted, and only then cut, before the sentence is shown.
+    """
     if 300 <= status < 400 and location:
-        return f"HTTP {status}: the server redirects to {shorten(location.encode(), 160)}; give that address"
+        return (
+            f"HTTP {status}: the server redirects; give the address to which: {shorten(location.encode(), KEPT_CHARS)}"
+        )
     words = error_words(body) if body.strip() else "no further words"
     hint = {401: " (is the API key right?)", 403: " (is the API key right?)", 404: " (is the path or the model right?)"}
-    return f"HTTP {status}: {words}{hint.get(status, '')}"
+    return f"HTTP {status}{hint.get(status, '')}: {words}"

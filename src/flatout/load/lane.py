@@ -58,9 +58,14 @@ class Lane:
         return min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** max(0, self.failures - 1))
 
     def refusal_wait_s(self, retry_after: str | None, limit_s: float) -> float:
-        """As long as the server asks, up to the limit; without its word exponentially longer, and lanes apart."""
+        """As long as the server asks, up to the limit; without its word exponentially longer, and lanes apart.
+
+        Its word cannot shorten the wait at will: each further refusal in a row doubles the least that is waited, since
+        a server that says "a millisecond" again and again would be stormed.
+        """
+        spread = 1 + self.number % 16 / 32
+        further = min(max(self.refusals - 1, 0), 20)
         told = retry_after_s(retry_after)
         if told is None:
-            spread = 1 + self.number % 16 / 32
-            told = REFUSED_S * 2.0 ** min(self.refusals - 1, 20) * spread
-        return min(told, limit_s)
+            return min(REFUSED_S * 2.0**further * spread, limit_s)
+        return min(max(told, min(BACKOFF_S * 2.0**further * spread, BACKOFF_MAX_S)), limit_s)

@@ -194,7 +194,9 @@ class Loop:
         if isinstance(error, OSError):
             driver.closed(connection, now_ns, broken_words(error, exchange))
             return
-        if not exchange.complete:
+        if not exchange.complete and isinstance(error, httptools.HttpParserUpgrade):
+            exchange.trouble = "the server switches to another protocol (HTTP 101), which nothing asked for"
+        elif not exchange.complete:
             exchange.trouble = f"the server's answer is not HTTP: {shorten(str(error).encode(), 160)}"
         exchange.keep_alive = False
         driver.answered(connection, exchange.last_ns if exchange.complete else now_ns)

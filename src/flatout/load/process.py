@@ -53,10 +53,15 @@ SILENCE_S: Final = 15.0
 LOOK_S: Final = 5.0
 MIN_BIN_NS: Final = 1_000_000
 RID_PREFIX_MAX: Final = 24
+_STDERR: Final = 2
 
 
 class LoadError(Exception):
     """The load core itself failed or cannot begin: a process died or hangs, or this machine's limits forbid the job."""
+
+
+class JobRefused(LoadError):
+    """This one job cannot begin (this machine's limits, settings of no use); the pool is as good as before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class _Child:
     """One load process and what is known of it."""
 
     def __init__(self, core: int | None) -> None:
-        self.sock, theirs = socket.socketpair()
+        self.sock, theirs = map(_above_standard, socket.socketpair())
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._sending = threading.Lock()
         root = str(Path(__file__).parents[2])
@@ -129,7 +134,10 @@ class _Child:
         lines = self._stderr.read()[-2000:].decode("utf-8", "replace").strip().splitlines()
         return f"the load process {self.process.pid} {how}" + (f": {lines[-1]}" if lines else "")
 
-    def close(self) -> None:
+    def close(self, *, kill: bool = False) -> None:
+        """Ends the process; `kill`: at once, whatever it is doing."""
+        if kill:
+            self.process.kill()
         with contextlib.suppress(OSError):
             self.sock.settimeout(0.5)
             self.sock.sendall(pack(Quit()))
@@ -142,16 +150,39 @@ class _Child:
         self._stderr.close()
 
 
+def _above_standard(sock: socket.socket) -> socket.socket:
+    """The same socket under a descriptor above stderr's. Where a standard stream is closed (`flatout run 2>&-`), the
+    system hands out its number, and the child's own stream would then take the socket's place."""
+    if sock.fileno() > _STDERR:
+        return sock
+    import fcntl  # only where descriptors are numbers; elsewhere sockets never are so small
+
+    with sock:
+        return socket.socket(fileno=fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD_CLOEXEC, _STDERR + 1))
+
+
 class LoadPool:
     """The load processes, for any number of jobs one after the other. A thread of the parent listens to them, so that
     the newest status is always at hand. Raises LoadError wherever a process has died or hangs."""
 
     def __init__(self, processes: int = 1, cores: Sequence[int] | None = None) -> None:
         self._changed = threading.Condition()
-        self._closed = False
+        self._cores: list[int | None] = [cores[i % len(cores)] if cores else None for i in range(max(1, processes))]
+        self._closed = True
+        self._open()
+
+    def _open(self) -> None:
         self._running: list[_Child] = []
-        self._children = [_Child(cores[i % len(cores)] if cores else None) for i in range(max(1, processes))]
-        self._wake, self._waked = socket.socketpair()
+        self._children: list[_Child] = []
+        try:
+            for core in self._cores:
+                self._children.append(_Child(core))
+            self._wake, self._waked = socket.socketpair()
+        except OSError as error:
+            for child in self._children:
+                child.close(kill=True)
+            raise LoadError(f"a load process cannot be started: {error.strerror or error}") from error
+        self._closed = False
         self._thread = threading.Thread(target=self._listen, name="flatout-load", daemon=True)
         self._thread.start()
         try:
@@ -159,6 +190,12 @@ class LoadPool:
         except BaseException:
             self.close()
             raise
+
+    def restart(self) -> None:
+        """Ends whatever is left of the processes and starts as many anew, on the same cores; a job that was running is
+        lost. To be called after a LoadError that is no JobRefused. `pids` are others afterwards."""
+        self._end(kill=True)
+        self._open()
 
     def __enter__(self) -> LoadPool:
         return self
@@ -183,7 +220,10 @@ class LoadPool:
     # jobs
 
     def start(self, job: Job) -> None:
-        """Deals the streams over the processes; they connect, and launch together once all are connected."""
+        """Deals the streams over the processes; they connect, and launch together once all are connected.
+
+        Raises JobRefused if this job cannot begin on this machine; the pool then takes another.
+        """
         if self._running:
             raise LoadError("a job is running already: stop it first")
         if not job.streams:
@@ -203,7 +243,7 @@ class LoadPool:
             self._await(lambda c: c.taken is not None, children, BEGIN_S, "take over the job")
             for child in children:
                 if isinstance(child.taken, Rejected):
-                    raise LoadError(child.taken.reason)
+                    raise JobRefused(child.taken.reason)
         except BaseException:
             self._abandon()
             raise
@@ -275,6 +315,9 @@ class LoadPool:
 
     def close(self) -> None:
         """Ends the processes; safe to call twice."""
+        self._end(kill=False)
+
+    def _end(self, *, kill: bool) -> None:
         with self._changed:
             if self._closed:
                 return
@@ -282,7 +325,7 @@ class LoadPool:
         self._wake.close()
         self._thread.join(5.0)
         for child in self._children:
-            child.close()
+            child.close(kill=kill)
         self._waked.close()
 
     # waiting

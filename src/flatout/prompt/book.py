@@ -209,6 +209,10 @@ class PromptBook:
         """What makes this run's heads differ from every other run's."""
         return self._heads.salt
 
+    def forget_counts(self) -> None:
+        """Drops what earlier fits taught about the tokenizer: they were made with a counter that turned out wrong."""
+        self._tokens_per_weight = None
+
     def counted_prompt(self, key: str, target_tokens: int, count: Callable[[str], int | None]) -> Prompt:
         """A prompt fitted itself, for counters that send nothing to the model (`/tokenize`); ≤ 25 counts.
 

@@ -53,6 +53,7 @@ class Prompter:
     def distrust(self) -> bool:
         """Counts no longer by the server's tokenizer call, which its usage contradicts; False if it did not anyway."""
         before, self._count = self._count, None
+        self.book.forget_counts()
         return before is not None
 
     def small(self) -> Content:

@@ -8,7 +8,9 @@ from flatout.suite import Suite
 _WORDS = {"measure": "measure", "over_length": "over length", "over_capacity": "over capacity", "not_run": "not run"}
 
 
-def text(cells: list[PlannedCell], limits: Limits, suite: Suite, *, engine: str, model: str) -> str:
+def text(
+    cells: list[PlannedCell], limits: Limits, suite: Suite, *, engine: str, model: str, budget: int | None = None
+) -> str:
     """Plain lines: limits, a row a cell, the sums."""
     lines = [
         f"{suite.label} on {_clean(model)} ({_clean(engine)})",
@@ -22,13 +24,16 @@ def text(cells: list[PlannedCell], limits: Limits, suite: Suite, *, engine: str,
         row = f"{cell.phase:<8} {cell.label:>9} {cell.concurrency:>8} {_count(cell.need_tokens):>12}  {verdict}"
         lines.append(row + (f": {cell.reason}" if cell.reason else ""))
     made = estimate(cells, suite)
+    minutes = f"{made.window_s / 60:.1f} min" if made.window_s >= 60 else f"{made.window_s:.0f} s"
     lines += [
         "",
-        f"{made.measured} of {made.cells} cells measured; windows take at most {made.window_s / 60:.1f} min; warming, "
-        "draining and restarts come on top",
-        f"about {made.prompt_tokens:,} prompt tokens are computed cold, and {made.resent_tokens_per_round:,} sent from "
-        "the server's cache per round of all cells",
+        f"{made.measured} of {made.cells} cells to be measured; their windows last {minutes} at most, and warming, draining "
+        "and restarts come on top",
+        f"at least {made.cold_tokens:,} prompt tokens computed, {made.cached_tokens:,} more from the server's cache, and "
+        f"{made.output_tokens:,} tokens generated; a stream asks again until its window ends, so a fast server gets more",
     ]
+    if budget is not None and budget < made.tokens:
+        lines.append(f"--max-tokens-total {budget:,} does not reach for that: the last cells would not be run")
     return "\n".join(lines)
 
 

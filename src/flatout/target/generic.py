@@ -28,6 +28,7 @@ COMMIT: Final = re.compile(r"\+(?:[^+]*\.)?g([0-9a-f]{7,40})\b")
 
 _ASK_TIMEOUT_S: Final = 10.0
 _MOST_IDS_A_BYTE: Final = 8
+_MORE_IDS: Final = 32
 """A tokenizer makes about a token of four bytes, and of hardly any text more than one of each byte."""
 
 
@@ -186,7 +187,7 @@ class Generic:
         """`ids` if they can be the tokens of `text`; a tokenizer that told something else is not asked again."""
         if ids is None:
             return None
-        if bool(ids) == bool(text) and len(ids) <= _MOST_IDS_A_BYTE * len(text.encode("utf-8", "replace")):
+        if bool(ids) == bool(text) and len(ids) <= _MOST_IDS_A_BYTE * len(text.encode("utf-8", "replace")) + _MORE_IDS:
             return ids
         self._tokenizer_failed = True
         return None

@@ -72,8 +72,8 @@ def parse(text: str, names: frozenset[str]) -> Samples:
         if len(lines) + skipped > MOST_LINES:
             raise TargetError(
                 "protocol",
-                f"the server's /metrics has over {MOST_LINES:,} series of the gauges that flatout reads; so many cannot be "
-                "read while something is measured",
+                f"the server's /metrics has over {MOST_LINES:,} series of the gauges that flatout reads; so many "
+                "cannot be read while something is measured",
             )
     found = _parsed(lines)
     return replace(found, skipped=found.skipped + skipped)

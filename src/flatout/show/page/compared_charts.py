@@ -173,8 +173,10 @@ def _side(found: Sequence[Spot], across: Axis, up: Axis, kind: str, take: Callab
 def _mark(x: float, y: float, kind: str, *, doubtful: bool) -> Html:
     hollow = " hollow" if doubtful else ""
     if kind == "side-a":
-        return tag("rect", x=f"{x - 3:.1f}", y=f"{y - 3:.1f}", width=6, height=6, class_=f"dot {kind}{hollow}")
-    return tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="3.2", class_=f"dot {kind}{hollow}")
+        return tag(
+            "rect", x=f"{x - 3.6:.1f}", y=f"{y - 3.6:.1f}", width="7.2", height="7.2", class_=f"dot {kind}{hollow}"
+        )
+    return tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="2.9", class_=f"dot {kind}{hollow}")
 
 
 def _ratios(found: Sequence[Spot], across: Axis, letter: str) -> list[Html]:

@@ -69,7 +69,12 @@ def section(shown: Facing) -> Html | None:
         words.region(_table(shown, grid, views, "ratio"), f"{shown.letter} / A, sustained decode", more="edge"),
         _caption(shown, views),
         tag("div", [_side(shown, grid, views, side) for side in ("A", shown.letter)], class_=twin),
-        tag("p", "Both sides share one scale of colour: stronger is faster. ± is the 95 % interval.", class_="cap"),
+        tag(
+            "p",
+            _units(views),
+            ". Both sides share one scale of colour: stronger is faster. ± is the 95 % interval.",
+            class_="cap",
+        ),
         _charts(shown, grid, views),
         class_="facing",
     )
@@ -209,20 +214,23 @@ def _own(cell: CellPair, views: Sequence[View], *, first: bool) -> Html:
         precision = words.spread(found)
         below = tag("span", precision, class_="u") if precision != numbers.NONE else None
         layers.append(
-            tag("span", tag("b", words.value(view.name, found)), below, mark,
+            tag("span", tag("b", words.value(view.name, found).removesuffix(" ms")), below, mark,
                 class_=f"v g-{view.key}" + (f" h{step}" if step is not None else ""))
         )  # fmt: skip
     doubtful = " s-doubtful" if Status.DOUBTFUL in status else ""
     return tag("td", tag("span", layers, class_="cell"), class_=f"own{doubtful}")
 
 
+def _units(views: Sequence[View]) -> list[Html]:
+    return [tag("span", f"{view.label} ({view.unit})", class_=f"inline g-{view.key}") for view in views]
+
+
 def _caption(shown: Facing, views: Sequence[View]) -> Html:
-    units = [tag("span", f"{view.label} ({view.unit})", class_=f"inline g-{view.key}") for view in views]
     least = " ".join(
         f"{words.SIGNS[v]} {word}" for v, word in ((Verdict.FASTER, "faster,"), (Verdict.SLOWER, "slower,"))
     )
     return tag(
-        "p", units, f": {shown.letter} / A, its 95 % interval, and the verdict on {shown.letter}: {least} "
+        "p", _units(views), f": {shown.letter} / A, its 95 % interval, and the verdict on {shown.letter}: {least} "
         f"{words.SIGNS[Verdict.SAME]} no difference seen, with the smallest true difference that these runs could have "
         f"shown, {words.SIGNS[Verdict.UNKNOWN]} cannot be told. Of times less is faster. Stronger colour is a larger "
         "difference. A square leads to all figures of its cell.", class_="cap",
