@@ -8,13 +8,14 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.load.decode import Decoder, not_a_stream
 from flatout.load.samples import ANSWER, IDS_ONLY, REASONING, REQUEST_COLUMNS, TOOL
-from flatout.load.table import OTHER, Table
+from flatout.load.table import OTHER, Packed, Table
 
 
 def data(**fields: Any) -> bytes:
@@ -201,6 +202,47 @@ def test_requests_are_in_the_order_of_sending_and_own_their_arrivals() -> None:
     assert samples.request_ids == samples.texts == ["aa", "b", "c"]
     assert [len(samples.t_ns[samples.arrivals_of(r)]) for r in range(3)] == [2, 1, 1]
     assert samples.finish_names == ["stop"] and samples.finish.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("half", ["\\ud800", "\\udfff", "\\ud83dx", "\\ude00\\ud83d"])
+def test_half_a_surrogate_pair_ends_nothing(half: str) -> None:
+    """Wherever it stands (text, reasoning, tools, finish, unknown fields, beside a field of a wrong type)."""
+    made = [
+        '{"choices":[{"index":0,"delta":{"content":"aS"}}]}',
+        '{"choices":[{"index":0,"delta":{"reasoning_content":"aS"}}]}',
+        '{"choices":[{"index":0,"delta":{"tool_calls":[{"function":{"arguments":"aS"}}]}}]}',
+        '{"choices":[{"index":0,"text":"aS"}],"x":{"S":"S"}}',
+        '{"choices":[{"index":0,"delta":{"content":"a","reasoning":7}}],"x":"S"}',
+        '{"choices":[{"index":0,"delta":{},"finish_reason":"S"}]}',
+    ]
+    d = decode(*(f"data: {event.replace('S', half)}\n\n".encode() for event in made))
+    assert d.error is None and len(d.t_ns) == 5 and d.finish is not None and "\ufffd" in d.finish
+    table = Table(keep_text=True)
+    table.add(dict.fromkeys(REQUEST_COLUMNS, -1), d, "")
+    wire = msgspec.msgpack.encode(table.pack())
+    samples = msgspec.msgpack.decode(wire, type=Packed).samples()
+    assert samples.texts is not None and samples.texts[0].count("a\ufffd") >= 3
+    whole = decode(b'data: {"choices":[{"index":0,"text":"\\ud83d\\ude00"}]}\n\n')
+    assert whole.texts == ["\U0001f600"]
+
+
+def test_an_error_with_half_a_surrogate_pair_is_told() -> None:
+    d = decode(b'data: {"error":{"message":"bad \\ud800 end"}}\n\n')
+    assert d.error is not None and "bad" in d.error and "end" in d.error
+    msgspec.msgpack.encode(d.error)
+
+
+@pytest.mark.parametrize("depth", [900, 1100, 100_000])
+def test_deep_events_end_in_a_sentence(depth: int) -> None:
+    for text in ("[" * depth + "]" * depth, "[" * depth + '"\\ud800"' + "]" * depth):
+        d = decode(f'data: {{"choices":5,"error":{text}}}\n\n'.encode())
+        assert d.error and len(d.error) < 5000
+
+
+@given(st.text(min_size=1, max_size=300))
+def test_a_finish_reason_is_short_and_on_one_line(finish: str) -> None:
+    d = decode(data(choices=[delta(finish)]))
+    assert d.finish is not None and len(d.finish) <= 40 and (d.finish.isprintable() or not d.finish)
 
 
 def test_names_never_outgrow_their_column() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import email.utils
+import json
 import os
 import signal
 import socket
@@ -14,8 +15,10 @@ from collections.abc import Iterator
 import pytest
 
 from flatout.load.job import Stream, Timeouts
-from flatout.load.process import LoadError, LoadPool, Outcome, run_once
+from flatout.load.process import JobRefused, LoadError, LoadPool, Outcome, run_once
 from flatout.load.samples import CUT, FAILED, OK, REFUSED
+from flatout.target.redact import Redactor
+from flatout.target.words import tidy
 from tests.load_server import DONE, END, SSE_HEAD, Peer, answer, chunk, event, job, serving
 
 
@@ -48,7 +51,7 @@ HTML = b"<html><body>Please log in</body></html>"
     ("wire", "said"),
     [
         (b"HTTP/1.1 400 Bad\r\nContent-Length: 32\r\n\r\n" + b'{"error":{"message":"too long"}}', "HTTP 400: too long"),
-        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "HTTP 401: no further words (is the API key right?)"),
+        (b"HTTP/1.1 401 No\r\nContent-Length: 0\r\n\r\n", "HTTP 401 (is the API key right?): no further words"),
         (b"HTTP/1.1 307 T\r\nLocation: http://b/v1\r\nContent-Length: 0\r\n\r\n", "redirects to http://b/v1"),
         (b'HTTP/1.1 500 E\r\nContent-Length: 900\r\n\r\n{"detail":"half', 'HTTP 500: {"detail":"half'),
         (streamed(event("a"), b'data: {"error":{"message":"out of memory"}}\n\n', DONE), "out of memory"),
@@ -60,7 +63,7 @@ HTML = b"<html><body>Please log in</body></html>"
         (b"", "closed the connection without an answer"),
         (b"SSH-2.0-OpenSSH_9.9\r\n", "not HTTP"),
         (SSE_HEAD + chunk(event("a")) + b"zz\r\n", "not HTTP: "),
-        (b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "not HTTP"),
+        (b"HTTP/1.1 101 S\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n", "another protocol (HTTP 101)"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(HTML) + HTML,
             "HTML, not with a stream",
@@ -190,6 +193,14 @@ def test_refusals_without_a_word_are_never_stormed(pool: LoadPool) -> None:
         outcome = pool.stop()
     assert 8 <= outcome.samples.requests <= 12  # at 0, about 0.5 and about 1.5 s
     assert outcome.error is None and set(outcome.samples.outcome.tolist()) == {REFUSED}
+
+
+def test_a_server_that_asks_for_a_millisecond_is_not_stormed(pool: LoadPool) -> None:
+    with serving(lambda p: p.status(429, b"{}", b"Retry-After: 0.001\r\n")) as server:
+        pool.start(job(server.port, 4, mode="closed"))
+        pool.wait(2.5)
+        outcome = pool.stop()
+    assert 8 <= outcome.samples.requests <= 16  # at 0, about 0.25, 0.75 and 1.75 s
 
 
 def test_refused_for_longer_than_a_request_may_take_is_a_failure(pool: LoadPool) -> None:
@@ -339,13 +350,45 @@ def test_stop_while_connecting_or_waiting(pool: LoadPool) -> None:
     assert outcome.launch_ns == -1 and "before all connections were open" in (outcome.error or "")
 
 
+SECRET = "sk-" + "0123456789abcdef" * 3
+SAID = f"{'x' * 290} your key {SECRET} is bad"
+
+
+@pytest.mark.parametrize(
+    "wire",
+    [
+        b"HTTP/1.1 500 X\r\nContent-Length: %d\r\n\r\n" % len(SAID) + SAID.encode(),
+        f"HTTP/1.1 302 X\r\nLocation: /{SAID[140:300]}{SECRET}\r\nContent-Length: 0\r\n\r\n".encode(),
+        SSE_HEAD + chunk(b"data: " + json.dumps({"error": SAID}).encode() + b"\n\n") + END,
+        SSE_HEAD + chunk(b"data: {" + SAID.encode() + b"\n\n") + END,
+        SSE_HEAD + chunk(b"<p>" + SAID[140:].encode()) + END,
+        SSE_HEAD + chunk(b'{"a": "' + SAID[140:].encode() + b'"}') + END,
+        SSE_HEAD + chunk(SAID[140:].encode()) + END,
+    ],
+    ids=["status", "location", "error event", "no JSON", "HTML", "JSON", "text"],
+)
+def test_what_a_server_says_is_kept_whole_until_it_can_be_redacted(pool: LoadPool, wire: bytes) -> None:
+    """A key in any kind of error comes out whole, so that the redactor finds it, and nothing of it is shown."""
+
+    def script(peer: Peer) -> bool:
+        peer.send(wire)
+        return True
+
+    with serving(script) as server:
+        said = words(run_once(pool, job(server.port), 5))
+    shown = tidy(said, Redactor([SECRET], home="", user="", hosts=[]).text, 300)
+    assert SECRET in said and len(shown) <= 300
+    assert not any(SECRET[:n] in shown for n in range(6, len(SECRET)))
+
+
 def test_what_cannot_begin_is_told_at_the_start(pool: LoadPool) -> None:
     for bad, said in (
         (job(1, scheme="https", ca_file="/nowhere/ca.pem"), "CA file /nowhere/ca.pem"),
         (job(1, headers=(("A", "b\nc"),)), "line break"),
         (job(1, lanes=(Stream(b"", 1),), rid_prefix="x" * 25), "24 characters"),
     ):
-        with pytest.raises(LoadError, match=said):
+        with pytest.raises(LoadError, match=said) as caught:
             pool.start(bad)
+        assert isinstance(caught.value, JobRefused)
     with serving(lambda p: p.stream(answer(1))) as server:  # and the pool is still good
         assert run_once(pool, job(server.port), 5).samples.outcome.tolist() == [OK]

@@ -18,6 +18,7 @@ from flatout.load.framing import (
 )
 from flatout.load.job import RID_WIDTH, Endpoint, Proxy
 from flatout.load.lane import Lane, Stream
+from flatout.target.openai import KEPT_CHARS
 
 
 def test_head() -> None:
@@ -113,10 +114,24 @@ def test_waiting_grows_and_lanes_keep_apart() -> None:
     assert lane.failure_wait_s() == 5.0
 
 
+@settings(deadline=None)
+@given(st.one_of(st.none(), st.text(), st.floats(allow_nan=True).map(str)), st.integers(0, 1000))
+def test_no_word_of_the_server_makes_a_storm(told: str | None, number: int) -> None:
+    """Whatever Retry-After says: a quarter of a second at least, and more with each refusal in a row."""
+    lane = Lane(number, Stream(b"", 1))
+    waits = []
+    for _ in range(8):
+        lane.refusals += 1
+        waits.append(lane.refusal_wait_s(told, 60.0))
+    assert all(0.25 <= wait <= 60 for wait in waits) and waits == sorted(waits)
+    assert waits[4] >= 4.0 and sum(waits[:6]) > 10
+
+
 def test_status_words() -> None:
     assert status_words(400, None, b'{"error":{"message":"too long"}}') == "HTTP 400: too long"
     assert "API key" in status_words(401, None, b'{"detail":"no"}')
     assert "redirects to http://b/v1" in status_words(307, "http://b/v1", b"")
     assert status_words(500, None, b"") == "HTTP 500: no further words"
-    assert len(status_words(500, None, b"x" * 100_000)) < 400
+    assert status_words(403, None, b"no").endswith(": no")  # the server's words last: a cut takes nothing of ours
+    assert KEPT_CHARS < len(status_words(500, None, b"x" * 100_000)) < KEPT_CHARS + 100
     assert status_words(500, None, b'{"error":"\\ud800"}').startswith("HTTP 500: ")

@@ -113,8 +113,7 @@ def demo(suite: str, results: Path, threads: int | None, plain: bool, as_json: b
             engine_version=f"xllamacpp {package_version('xllamacpp')}",
             engine_version_source="host",
         )
-        code = measure(options, plain=plain, as_json=as_json, page=True)
-    return code
+        return measure(options, plain=plain, as_json=as_json, page=True)
 
 
 def _slot_length(tokens: int) -> int:

@@ -146,7 +146,7 @@ def compare(paths: Sequence[Path], *, fail_if: Sequence[str], form: str, every: 
     comparison = compared(records, sides=sides, names=names)
     outcomes = check(comparison, conditions) if conditions else []
     _print_comparison(comparison, outcomes, form, every)
-    return EXIT_FOUND if any(outcome.broken for outcome in outcomes) else EXIT_OK
+    return EXIT_FOUND if any(outcome.failed for outcome in outcomes) else EXIT_OK
 
 
 def _print_comparison(comparison: Comparison, outcomes: list[Any], form: str, every: bool) -> None:
@@ -165,7 +165,7 @@ def _print_comparison(comparison: Comparison, outcomes: list[Any], form: str, ev
     else:
         print(shown.text(comparison, every=every))
     if outcomes:
-        print(shown.outcomes(outcomes, width))
+        print(shown.outcomes_markdown(outcomes) if form == "md" else shown.outcomes(outcomes, width))
 
 
 def lint(

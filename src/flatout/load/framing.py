@@ -104,9 +104,8 @@ def status_words(status: int, location: str | None, body: bytes) -> str:
     Up to KEPT_CHARS of them: to be redacted, and only then cut, before the sentence is shown.
     """
     if 300 <= status < 400 and location:
-        return (
-            f"HTTP {status}: the server redirects; give the address to which: {shorten(location.encode(), KEPT_CHARS)}"
-        )
+        where = shorten(location.encode(), KEPT_CHARS)
+        return f"HTTP {status} (give the address in it instead): the server redirects to {where}"
     words = error_words(body) if body.strip() else "no further words"
     hint = {401: " (is the API key right?)", 403: " (is the API key right?)", 404: " (is the path or the model right?)"}
     return f"HTTP {status}{hint.get(status, '')}: {words}"

@@ -27,10 +27,10 @@ def text(
     minutes = f"{made.window_s / 60:.1f} min" if made.window_s >= 60 else f"{made.window_s:.0f} s"
     lines += [
         "",
-        f"{made.measured} of {made.cells} cells to be measured; their windows last {minutes} at most, and warming, draining "
-        "and restarts come on top",
-        f"at least {made.cold_tokens:,} prompt tokens computed, {made.cached_tokens:,} more from the server's cache, and "
-        f"{made.output_tokens:,} tokens generated; a stream asks again until its window ends, so a fast server gets more",
+        f"{made.measured} of {made.cells} cells to be measured; their windows last {minutes} at most; warming and",
+        "restarts come on top",
+        f"at least {made.cold_tokens:,} prompt tokens computed, {made.cached_tokens:,} more from the server's cache,",
+        f"{made.output_tokens:,} tokens generated; a stream asks again until its window ends: fast servers get more",
     ]
     if budget is not None and budget < made.tokens:
         lines.append(f"--max-tokens-total {budget:,} does not reach for that: the last cells would not be run")

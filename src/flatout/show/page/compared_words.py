@@ -22,6 +22,8 @@ SIGNS: Final[Mapping[Verdict, str]] = {
 STEPS: Final = (1.03, 1.1, 1.3)
 """Factors at which the colour of a difference grows stronger."""
 _EQUAL: Final = 1e-6
+_NOTHING, _ENDLESS = 0.0005, 1e6
+"""An end of an interval beyond these is no end: one side's own interval reaches 0."""
 LABELS: Final[Mapping[str, str]] = {
     **NAMES, "ttft_ms.p90": "TTFT p90", "ttft_ms.p99": "TTFT p99", "itl_ms.p90": "ITL p90", "itl_ms.p99": "ITL p99",
     "tpot_ms": "TPOT p50", "tpot_ms.p99": "TPOT p99", "longest_gap_ms": "longest gap", "cold_ttft_ms": "TTFT cold",
@@ -117,7 +119,9 @@ def interval(made: Compared) -> str:
     found = made.ratio
     if found is None or found.low is None or found.high is None:
         return numbers.NONE
-    return f"{ratio(found.low)}–{ratio(found.high)}"
+    if found.high >= _ENDLESS:
+        return f"above {ratio(found.low)}"
+    return f"{ratio(found.low)}–{ratio(found.high)}" if found.low >= _NOTHING else f"below {ratio(found.high)}"
 
 
 def could_show(made: Compared) -> str:
