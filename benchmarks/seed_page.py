@@ -105,36 +105,38 @@ def differences(held: Sequence[Held]) -> list[str]:
 
 # -- the three parts -----------------------------------------------------------------------------------------------
 def run_parts(args: argparse.Namespace, results: Path) -> bool:
-    """Runs what was asked for and prints it; True if all is as it should be."""
-    full, cores, good = SUITES["full"], args.cores, True
-    totals, streams, lines = list[Held](), list[Held](), list[str]()
+    """Runs what was asked for and prints each part as it ends; True if all is as it should be."""
+    full, good = SUITES["full"], True
+    common = {"scale": args.time_scale, "results": results, "cores": args.cores, "say": True}
+    totals, streams = list[Held](), list[Held]()
     if "totals" in args.parts:
-        part = measure(full, args.time_scale, results, rates="total", cores=cores, say=True)
+        part = measure(full, rates="total", **common)
         totals = hold(part, "total")
         told, fine = summary(totals, ("tok_s", "ttft_ms", "per_request_tok_s", "itl_ms"))
         more, clean = contamination_lines("drained", fills(part))
         good &= fine and clean and all(h.status_ok for h in totals) and len(totals) == 55
-        lines += [f"totals ({part.took_s:.0f} s):", *told, *more]
+        _print(f"totals ({part.took_s:.0f} s):", *told, *more)
     if "streams" in args.parts:
-        suite = fixed(full, STREAM_WINDOW_S)
-        part = measure(suite, args.time_scale, results, rates="per_request", cores=cores, say=True)
+        part = measure(fixed(full, STREAM_WINDOW_S), rates="per_request", **common)
         streams = hold(part, "per_request")
         told, fine = summary(streams, ("per_request_tok_s", "itl_ms"))
         more, clean = contamination_lines("drained", fills(part))
         good &= fine and clean
-        lines += [f"streams ({part.took_s:.0f} s):", *told, *more]
+        _print(f"streams ({part.took_s:.0f} s):", *told, *more)
+    if totals or streams:
+        _print("", table(totals or streams, streams), *differences(totals), "")
     if "undrained" in args.parts:
-        suite = fixed(full, UNDRAINED_WINDOW_S)
         knobs = {"leftover_abortable": False}
-        part = measure(suite, args.time_scale, results, rates="total", cores=cores, say=True, knobs=knobs, drain=False)
+        part = measure(fixed(full, UNDRAINED_WINDOW_S), rates="total", knobs=knobs, drain=False, **common)
         told, clean = contamination_lines("not drained", fills(part))
         good &= clean
-        lines += [f"undrained ({part.took_s:.0f} s):", *told]
-        lines.append(f"the page itself: {seed_contaminated()} of its 30 measured cells over-full, none called so")
-    if totals or streams:
-        print(table(totals or streams, streams))
-    print("\n".join([*differences(totals), "", *lines]))
+        _print(f"undrained ({part.took_s:.0f} s):", *told)
+        _print(f"the page itself: {seed_contaminated()} of its 30 measured cells over-full, none called so")
     return good
+
+
+def _print(*lines: str) -> None:
+    print("\n".join(lines), flush=True)
 
 
 def main(words: Sequence[str] | None = None) -> int:

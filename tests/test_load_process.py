@@ -20,10 +20,10 @@ import pytest
 
 from flatout.load import clock as clock_module
 from flatout.load import process
-from flatout.load.child import allow_files
+from flatout.load.child import SPARE_FILES, allow_files
 from flatout.load.clock import Clock
 from flatout.load.job import Endpoint, Job, Stream, Timeouts
-from flatout.load.process import LoadError, LoadPool, run_once
+from flatout.load.process import JobRefused, LoadError, LoadPool, run_once
 from flatout.load.samples import CUT, OK
 from flatout.load.watch import Watch
 from flatout.target.openai import Shape, body
@@ -156,9 +156,112 @@ def test_files(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_too_many_streams_are_refused_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     wrapped(monkeypatch, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (128, 256))")
     with serving(lambda p: p.stream(answer(1))) as server, LoadPool() as pool:
-        with pytest.raises(LoadError, match="open files are needed"):
-            pool.start(job(server.port, 200))
-        assert run_once(pool, job(server.port, 90), 5).samples.outcome.tolist() == [OK] * 90
+        pids = pool.pids
+        for _ in range(2):
+            with pytest.raises(JobRefused, match="open files are needed"):
+                pool.start(job(server.port, 200))
+            assert run_once(pool, job(server.port, 90), 5).samples.outcome.tolist() == [OK] * 90
+        assert pool.pids == pids
+
+
+def test_one_process_of_several_that_refuses_leaves_all_of_them_good(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only one of the two is short of files; the other has taken its part of the job by then."""
+    mark = str(tmp_path / "short")
+    before = f"""
+    import os, resource
+    import flatout.load.child as c
+    try:
+        os.close(os.open({mark!r}, os.O_CREAT | os.O_EXCL))
+        c.SPARE_FILES = 200
+        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+    except FileExistsError:
+        pass
+    """
+    wrapped(monkeypatch, before)
+    with serving(lambda p: p.stream(answer(2))) as server, LoadPool(2) as pool:
+        for _ in range(2):
+            with pytest.raises(JobRefused, match="open files are needed"):
+                pool.start(job(server.port, 60))
+            assert run_once(pool, job(server.port, 4), 5).samples.outcome.tolist() == [OK] * 4
+
+
+def test_few_files_are_enough_for_one_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrapped(monkeypatch, "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))")
+    with serving(lambda p: p.stream(answer(1))) as server, LoadPool() as pool:
+        assert run_once(pool, job(server.port), 5).samples.outcome.tolist() == [OK]
+        most = (64 - SPARE_FILES) // 2
+        outcome = run_once(pool, job(server.port, most, mode="closed", max_requests=4 * most), 5)
+        assert outcome.samples.outcome.tolist() == [OK] * 4 * most
+        with pytest.raises(JobRefused):
+            pool.start(job(server.port, most + 1))
+
+
+@pytest.mark.parametrize("how", ["killed", "hung", "whole", "closed"])
+def test_a_pool_can_be_started_again(how: str) -> None:
+    """Whatever has become of its processes: as many as before, others, and the old ones gone."""
+    with serving(lambda p: p.stream(answer(1000), 0.01) if p.number < 2 else p.stream(answer(3))) as server:
+        with LoadPool(2) as pool:
+            old = [psutil.Process(pid) for pid in pool.pids]
+            pool.start(job(server.port, 2, mode="closed"))
+            pool.wait(5, until=lambda s: s.started == 2)
+            if how == "killed":
+                old[1].kill()
+                with pytest.raises(LoadError, match="signal 9"):
+                    pool.wait(10)
+            elif how == "hung":
+                old[0].suspend()
+            elif how == "closed":
+                pool.close()
+            pool.restart()
+            assert len(pool.pids) == 2 and not set(pool.pids) & {p.pid for p in old}
+            assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in old)
+            assert run_once(pool, job(server.port, 2), 5).samples.outcome.tolist() == [OK, OK]
+            pool.restart()
+            assert run_once(pool, job(server.port, 2), 5).samples.outcome.tolist() == [OK, OK]
+        assert not any(psutil.pid_exists(pid) and psutil.Process(pid).ppid() == os.getpid() for pid in pool.pids)
+
+
+def test_a_pool_that_cannot_be_started_again_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    with LoadPool() as pool:
+        whole = process.COMMAND
+        monkeypatch.setattr(process, "COMMAND", ("-c", "raise SystemExit('no such thing')"))
+        with pytest.raises(LoadError, match="no such thing"):
+            pool.restart()
+        monkeypatch.setattr(process, "COMMAND", whole)
+        pool.restart()
+        assert pool.clock[0] in ("kernel", "user")
+
+
+def test_no_descriptors_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(process.subprocess, "Popen", none)
+    with pytest.raises(LoadError, match="cannot be started: Too many open files"):
+        LoadPool(2)
+
+
+CLOSED = """
+import os, sys
+for fd in (%s):
+    os.close(fd)
+from flatout.load.process import LoadPool, run_once
+from tests.load_server import job
+with LoadPool(2) as pool:
+    outcomes = run_once(pool, job(int(sys.argv[1]), 3), 10).samples.outcome.tolist()
+sys.exit(7 if outcomes == [0, 0, 0] else 1)
+"""
+
+
+@pytest.mark.parametrize("closed", ["", "0,", "1,", "2,", "0, 1,", "0, 2,", "1, 2,", "0, 1, 2,"])
+def test_closed_standard_streams_take_nothing_from_the_load_processes(closed: str) -> None:
+    """`flatout run … 2>&-`: the numbers of closed streams are handed out again, and must not reach the children."""
+    with serving(lambda p: p.stream(answer(3))) as server:
+        done = subprocess.run([sys.executable, "-c", CLOSED % closed, str(server.port)], cwd=ROOT, timeout=60)
+        assert done.returncode == 7
+        assert len(server.peers) == 3
 
 
 @pytest.mark.parametrize(("closing", "said"), [(3, None), (100, "closes its connections before a request")])

@@ -227,9 +227,9 @@ class LoadPool:
         if self._running:
             raise LoadError("a job is running already: stop it first")
         if not job.streams:
-            raise LoadError("a job needs at least one stream")
+            raise JobRefused("a job needs at least one stream")
         if len(job.rid_prefix) > RID_PREFIX_MAX:
-            raise LoadError(f"the prefix of the request ids is longer than {RID_PREFIX_MAX} characters")
+            raise JobRefused(f"the prefix of the request ids is longer than {RID_PREFIX_MAX} characters")
         children = self._children[: len(job.streams)]
         with self._changed:
             self._running = children

@@ -214,7 +214,8 @@ def _gauges(state: State, width: int) -> list[Line]:
         server += [f"{numbers.count(found.running)} running"] if found.running is not None else []
         server += [f"{numbers.count(found.waiting)} waiting"] if found.waiting is not None else []
         server += [f"KV {numbers.percent(found.kv_use)}"] if found.kv_use is not None else []
-        server = server or ["no gauges"]
+        # between cells nobody asks the server's gauges
+        server = server or ["no gauges" if found.cell_id is not None else "—"]
         of_asked = f" of {found.asked:,}" if found.asked is not None else ""
         streams += [f"{found.in_flight:,}{of_asked}"] if found.in_flight is not None else []
         streams += [f"{found.events_s:,.0f} events/s"] if found.events_s is not None else []

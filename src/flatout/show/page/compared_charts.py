@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Final
 
 from flatout.compare import CellPair, Compared, Value, Verdict
+from flatout.flags import Status
 from flatout.show import numbers
 from flatout.show.comparison import NAMES
 from flatout.show.page import values
@@ -27,19 +28,22 @@ _ABOVE: Final = (1.01, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 5.0, 10.0, 100.0, 1000.0)
 _BELOW: Final = (0.99, 0.98, 0.95, 0.9, 0.8, 0.7, 0.5, 0.2, 0.1, 0.01, 0.001)
 _NARROWEST: Final = math.log(1.015)
 _WIDEST: Final = math.log(1000)
+_REACH: Final = math.log(2)
+"""So far from 1, or twice as far as the ratios themselves, the strip shows intervals; longer ones are cut."""
+_SMALLEST: Final = 1e-9
 _WORD: Final = 19.0
 """Room that a word of the axis needs, at least."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """One cell: its place on the axis and what is known there."""
+    """One cell: its place on the axis and what is known there; `doubts`: whether A, B and the ratio are doubtful."""
 
     x: float
     a: Value | None
     b: Value | None
     made: Compared
-    doubtful: bool
+    doubts: tuple[bool, bool, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +68,14 @@ def spots(cells: Iterable[CellPair], name: str, x: Callable[[CellPair], int | No
         at = drawable(x(cell))
         if found is None or at is None or at <= 0 or (_y(found.a) is None and _y(found.b) is None):
             continue
-        made.append(Spot(at, found.a, found.b, found, bool(cell.doubts)))
+        doubts = (Status.DOUBTFUL in cell.a_status, Status.DOUBTFUL in cell.b_status, bool(cell.doubts))
+        made.append(Spot(at, found.a, found.b, found, doubts))
     return sorted(made, key=lambda spot: spot.x)[:MOST_SPOTS]
 
 
 def _y(value: Value | None) -> float | None:
     found = drawable(value.value) if value is not None else None
-    return found if found is not None and found > 0 else None
+    return found if found is not None and found >= _SMALLEST else None
 
 
 def draw(found: Sequence[Spot], name: str, title: str, letter: str, x_title: str) -> Html | None:
@@ -79,14 +84,16 @@ def draw(found: Sequence[Spot], name: str, title: str, letter: str, x_title: str
     if len(places) < 2:
         return None
     low, high = math.log(places[0]), math.log(places[-1])
+    if high - low < _SMALLEST:
+        return None
     edge = (high - low) * 0.06
     across = Axis(low - edge, high + edge, LEFT, RIGHT)
     most = max(y for spot in found for v in (spot.a, spot.b) if (y := _top(v)) is not None)
     up = Axis(0.0, most * 1.04, BOTTOM, TOP)
     shapes = [
         _frame(across, up, places, name, x_title),
-        *_side(found, across, up, "side-a", lambda spot: spot.a),
-        *_side(found, across, up, "side-b", lambda spot: spot.b),
+        *_side(found, across, up, 0),
+        *_side(found, across, up, 1),
         *_ratios(found, across, letter),
     ]
     told = f"{NAMES.get(name, name)}, {title}: A and {letter} against {x_title}, and their ratio; {_said(found)}"
@@ -144,12 +151,13 @@ def _round_ticks(most: float) -> list[float]:
     return [i * step for i in range(int(most / step) + 1)]
 
 
-def _side(found: Sequence[Spot], across: Axis, up: Axis, kind: str, take: Callable[[Spot], Value | None]) -> list[Html]:
+def _side(found: Sequence[Spot], across: Axis, up: Axis, which: int) -> list[Html]:
     """A side's line with its intervals and marks; it breaks where a cell between has no number."""
+    kind = ("side-a", "side-b")[which]
     dots: list[tuple[float, float, Spot] | None] = []
     bars = []
     for spot in found:
-        value = take(spot)
+        value = (spot.a, spot.b)[which]
         y = _y(value)
         if y is None or value is None:
             dots.append(None)
@@ -166,7 +174,7 @@ def _side(found: Sequence[Spot], across: Axis, up: Axis, kind: str, take: Callab
     made += [tag("path", d="".join(bars), class_=f"bars {kind}")] if bars else []
     for dot in dots:
         if dot is not None:
-            made.append(_mark(*dot[:2], kind, doubtful=dot[2].doubtful))
+            made.append(_mark(*dot[:2], kind, doubtful=dot[2].doubts[which]))
     return made
 
 
@@ -182,8 +190,9 @@ def _mark(x: float, y: float, kind: str, *, doubtful: bool) -> Html:
 def _ratios(found: Sequence[Spot], across: Axis, letter: str) -> list[Html]:
     """The strip of B / A: a line at 1, each cell's ratio with its interval, its verdict as shape and colour."""
     known = [(spot, r) for spot in found if (r := _logs(spot.made)) is not None]
-    low = min([-_NARROWEST, *(ends[0] for _, ends in known)])
-    high = max([_NARROWEST, *(ends[2] for _, ends in known)])
+    reach = max([_REACH, *(2 * abs(ends[1]) for _, ends in known)])
+    low = min([-_NARROWEST, *(max(ends[0], -reach) for _, ends in known)])
+    high = max([_NARROWEST, *(min(ends[2], reach) for _, ends in known)])
     edge = (high - low) * 0.08
     up = Axis(low - edge, high + edge, HIGH_BOTTOM, HIGH_TOP)
     one = up.place(0.0)
@@ -206,7 +215,7 @@ def _ratios(found: Sequence[Spot], across: Axis, letter: str) -> list[Html]:
 
 def _verdict(x: float, y: float, spot: Spot, kind: str) -> Html:
     shapes = {"v-up": "m0 -4.4l4.4 7.6h-8.8z", "v-down": "m0 4.4l4.4 -7.6h-8.8z"}
-    hollow = " hollow" if spot.doubtful or spot.made.verdict == Verdict.UNKNOWN else ""
+    hollow = " hollow" if spot.doubts[2] or spot.made.verdict == Verdict.UNKNOWN else ""
     if kind in shapes:
         return tag("path", d=f"M{x:.1f} {y:.1f}{shapes[kind]}", class_=f"dot {kind}{hollow}")
     return tag("circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="3", class_=f"dot {kind}{hollow}")
@@ -218,10 +227,16 @@ def _logs(made: Compared) -> tuple[float, float, float] | None:
     middle = drawable(found.value) if found is not None else None
     if found is None or middle is None or middle <= 0:
         return None
-    low, high = drawable(found.low), drawable(found.high)
-    ends = [middle if end is None or end <= 0 else end for end in (low, middle, high)]
-    cut = [min(_WIDEST, max(-_WIDEST, math.log(end))) for end in ends]
+    ends = [middle if end is None else end for end in (found.low, middle, found.high)]
+    cut = [_log(end) for end in ends]
     return min(cut), cut[1], max(cut)
+
+
+def _log(value: float) -> float:
+    """The logarithm of a ratio, cut at a thousand: an end of an interval may be 0 or endless."""
+    if not value > 0:
+        return -_WIDEST
+    return min(_WIDEST, max(-_WIDEST, math.log(value)))
 
 
 def _ratio_ticks(low: float, high: float) -> list[float]:
