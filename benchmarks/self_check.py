@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager
 from flatout.calibrate import bench, compare
 from flatout.calibrate.scenes import Scene
 from flatout.calibrate.sender import lean
-from flatout.calibrate.store import Pair, Point
+from flatout.calibration import Pair, Point
 from flatout.load.process import LoadPool
 from flatout.measure.verdict import client_limits
 from flatout.rig import RigConfig, RigHandle

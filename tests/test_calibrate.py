@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from flatout.calibrate import bench, compare, conduct, scenes, store
 from flatout.calibrate.scenes import Scene
 from flatout.calibrate.sender import lean
-from flatout.calibrate.store import Calibration, MachineKey, Pair, Point, beyond
+from flatout.calibration import Calibration, MachineKey, Pair, Point, beyond
 from flatout.load.process import LoadPool
 from flatout.load.samples import Samples, from_rows
 from flatout.rig import RigConfig, RigHandle, Truth, running

@@ -29,12 +29,13 @@ BEFORE: dict[str, set[str]] = {
     "record": set(),
     "rig": set(),
     "engine": {"prompt"},
-    "run": {"suite", "flags", "plan", "target", "host", "prompt", "load", "measure", "record"},
-    "show": {"record", "flags", "suite", "plan", "run", "load", "compare", "lint", "limits", "calibrate"},
+    "run": {"suite", "flags", "plan", "target", "host", "prompt", "load", "measure", "record", "calibration"},
+    "show": {"record", "flags", "suite", "plan", "run", "load", "compare", "lint", "limits", "calibration"},
     "compare": {"record", "flags", "measure"},
     "lint": {"record", "flags", "suite", "compare", "limits"},
     "limits": {"record", "flags"},
-    "calibrate": {"load", "measure", "rig", "target", "run", "record", "host", "flags", "suite", "plan", "prompt"},
+    "calibration": {"record", "host"},
+    "calibrate": {"load", "measure", "rig", "target", "run", "record", "host", "flags", "calibration"},
 }
 """Rooms that each room may import, besides itself. `show` takes from `run` the events, from `load` the samples only."""
 

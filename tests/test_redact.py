@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from flatout.target.redact import Redactor, default
 from flatout.target.redact_rules import NOT_SECRET, is_secret_name, shell_words
+from flatout.target.words import tidy
 
 R = Redactor(home="/home/carol", user="carol", hosts=["carols-box.lan"])
 GONE = "<redacted>"
@@ -260,6 +261,55 @@ def test_short_and_conventional_secrets_do_not_eat_text() -> None:
     assert redactor.text("8 x H200, EMPTY tokens") == "8 x H200, EMPTY tokens"
     assert redactor.command("serve --api-key EMPTY") == "serve --api-key <redacted>"
     assert redactor.text("x") == GONE
+
+
+KEY_CHARS = "abcdefgXYZ0123456789-_/+"
+
+
+@given(
+    st.text(alphabet=KEY_CHARS, min_size=12, max_size=80).map(lambda s: "k7" + s),
+    st.integers(6, 200),
+    st.sampled_from(["", "a bad key ", '{"error": "key=', "Bearer ", "x" * 50 + " "]),
+    st.sampled_from(["", " ", "…", "...", '"', '"}', "'.", '…"', " … and so on", "...: try again", '"…']),
+)
+def test_the_beginning_of_a_known_secret_does_not_survive_a_cut(secret: str, cut: int, before: str, after: str) -> None:
+    cut = min(cut, len(secret))
+    shown = Redactor([f"Bearer {secret}", secret], home="", user="", hosts=[]).text(before + secret[:cut] + after)
+    assert secret[:cut] not in shown and secret[:6] not in shown
+    assert GONE in shown
+
+
+@given(st.text(alphabet=KEY_CHARS, min_size=7, max_size=60), st.text(max_size=60), st.integers(0, 60))
+def test_masking_at_a_cut_is_idempotent(secret: str, noise: str, cut: int) -> None:
+    redactor = Redactor([secret], home="", user="", hosts=[])
+    for text in (noise + secret[:cut], f"{noise}{secret[:cut]}…{noise}", f"<redacted>{secret[:cut]}"):
+        once = redactor.text(text)
+        assert redactor.text(once) == once
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["the engine is sglang", "flatout", "a wrong password", "the secret", "the API wants a Bearer", "sglang-server"],
+)
+def test_words_that_a_secret_begins_with_stay(text: str) -> None:
+    keys = ["sglang-1234", "flatout-key-7", "password-123456", "secret-abcdef1", "Bearer abcdef12345", "sglang-server9"]
+    assert Redactor(keys, home="", user="", hosts=[]).text(text) == text
+
+
+def test_numbers_are_not_taken_for_the_beginning_of_a_secret() -> None:
+    made = Redactor(["123456789012345"], home="", user="", hosts=[]).tree({"t_ns": 1234567, "share": 0.1234567})
+    assert made == {"t_ns": 1234567, "share": 0.1234567}
+
+
+def test_tidy_redacts_before_it_cuts() -> None:
+    key = "kA9-" + "0123456789abcdef" * 4
+    redact = Redactor([key], home="", user="", hosts=[]).text
+    for pad in range(0, 400, 7):
+        shown = tidy(f"{'x' * pad}\n\x1b[31m{key} tail {'y' * 300}", redact, 300)
+        assert len(shown) <= 300 and shown.isprintable() and key[:6] not in shown
+    many = tidy(f"{key} " * 60, redact, 300)
+    assert key[:6] not in many and many.startswith(GONE)
+    assert tidy("plain words", redact) == "plain words"
 
 
 def test_odd_objects() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from flatout.target import generic, llamacpp, sglang, vllm
 from flatout.target.base import TargetError
 from flatout.target.detect import Target, connect
-from tests.target_server import Answer, Server, answer, capture, engine_routes, serving, text_of
+from tests.target_server import Answer, Request, Server, answer, capture, engine_routes, serving, text_of
 
 SENTENCE_IDS = 23
 
@@ -429,6 +434,103 @@ def test_every_missing_fact_has_a_reason(engine: str) -> None:
             fact = getattr(facts, name)
             assert (fact.value is None) == (fact.source is None)
             assert fact.value is not None or fact.reason, name
+
+
+METRIC_VALUE = st.one_of(
+    st.floats().map(str),
+    st.sampled_from(["1e308", "-1.7e308", "NaN", "+Inf", "-Inf", "1e999", "x", "", "-5", "9" * 400]),
+    st.text(max_size=5),
+)
+LABELS = st.one_of(st.just(""), st.text(alphabet='{}",=\\ab \n', max_size=12), st.sampled_from(['{a="1"}', '{a="2"}']))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "generic"])
+def test_any_metrics_text_gives_gauges_or_one_clear_error(engine: str) -> None:
+    """Numbers that no sum can hold, NaN, series twice, lines that nearly are metrics, bytes that are no text."""
+    modules = {"vllm": vllm._LIVE, "sglang": sglang._LIVE, "llamacpp": llamacpp._LIVE, "generic": generic._TGI_METRICS}
+    names = sorted(modules[engine])
+    line = st.builds("{}{} {}".format, st.sampled_from(names), LABELS, METRIC_VALUE)
+    routes = {
+        "GET /v1/models": answer({"data": [{"id": "m"}]}),
+        "GET /metrics": answer("".join(f"{n} 1\n" for n in names)),
+    }
+    with target(routes, engine=engine) as (t, s):
+        t.adapter.has_gauges = True  # type: ignore[misc]
+
+        @settings(max_examples=60, deadline=None)
+        @given(st.one_of(st.lists(line, max_size=30).map(lambda x: "\n".join(x).encode()), st.binary(max_size=80)))
+        def check(text: bytes) -> None:
+            s.routes["GET /metrics"] = answer(text)
+            try:
+                live = t.adapter.live()
+            except TargetError as error:
+                assert str(error).strip()
+                return
+            assert live is not None
+            values = [getattr(live, name) for name in type(live).__slots__]
+            assert all(value is None or math.isfinite(value) for value in values)
+
+        check()
+
+
+@pytest.mark.parametrize("value", ["1e999", "9" * 400, "NaN", "-1e308", '"x"', "true", "[]"])
+def test_any_numbers_in_sglangs_loads_give_gauges(value: str) -> None:
+    entry = f'{{"num_running_reqs": {value}, "num_waiting_reqs": {value}, "token_usage": {value}}}'
+    routes = {
+        "GET /v1/models": answer({"data": [{"id": "m"}]}),
+        "GET /v1/loads": answer(f'{{"loads": [{entry}, {entry}]}}'),
+    }
+    with target(routes, engine="sglang") as (t, _):
+        live = t.adapter.live()
+    assert live is not None and all(v is None or math.isfinite(v) for v in (live.running, live.waiting, live.kv_use))
+
+
+TOKENIZERS = ["vllm", "sglang", "llamacpp"]
+
+
+def slow_tokenizer(request: Request) -> bytes:
+    time.sleep(2)
+    return answer({"tokens": [1]})
+
+
+@pytest.mark.parametrize("engine", TOKENIZERS)
+@pytest.mark.parametrize(
+    "bad",
+    [
+        slow_tokenizer,
+        answer("", 500),
+        answer("", 503),
+        answer("", 429, retry_after="1"),
+        answer({"error": "who are you?"}, 401),
+        b"",
+        b"SSH-2.0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 99\r\n\r\n{",
+        answer({"tokens": list(range(100_000)), "count": 0}),
+        answer({"tokens": [], "count": 0}),
+    ],
+    ids=["hangs", "500", "503", "429", "401", "closes", "no HTTP", "breaks off", "too many", "none"],
+)
+def test_a_tokenizer_that_fails_or_lies_is_no_tokenizer_and_is_not_asked_again(
+    engine: str, bad: Answer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generic, "_ASK_TIMEOUT_S", 0.4)
+    routes = {"GET /v1/models": answer({"data": [{"id": "m"}]})}
+    routes |= {f"POST {path}": bad for path in ("/tokenize", "/v1/tokenize", "/apply-template")}
+    with target(routes, engine=engine) as (t, s):
+        s.seen.clear()
+        assert t.adapter.count_tokens("some words") is None
+        assert 1 <= len(s.seen) <= 2
+        asked = len(s.seen)
+        assert t.adapter.tokenize("other words") is None and t.adapter.count_chat_tokens("words") is None
+        assert len(s.seen) == asked
+
+
+@pytest.mark.parametrize("engine", TOKENIZERS)
+@pytest.mark.parametrize("ids", [[-1], [2**31], [1.5], ["1"], [True], {"0": 1}])
+def test_what_are_no_token_ids_are_no_tokens(engine: str, ids: Any) -> None:
+    routes = {"GET /v1/models": answer({"data": [{"id": "m"}]}), "POST /tokenize": answer({"tokens": ids})}
+    with target(routes, engine=engine) as (t, _):
+        assert t.adapter.tokenize("x") is None and t.adapter.count_tokens("x") is None
 
 
 HOSTILE: list[Any] = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.target.base import TargetError
-from flatout.target.endpoint import Address, find_proxy, is_loopback, parse_address
+from flatout.target.endpoint import Address, find_proxy, is_loopback, key_from_environment, parse_address
 
 
 def parsed(url: str, **kwargs: object) -> Address:
@@ -93,6 +93,49 @@ def test_a_login_in_the_url_becomes_basic_and_is_not_shown_in_errors() -> None:
 def test_bad_keys_headers_and_files(kwargs: dict[str, object], part: str) -> None:
     with pytest.raises(TargetError, match=part):
         parsed("http://h", **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("url", "base", "sent"),
+    [
+        ("https://api.openai.com/v1", None, True),
+        ("https://API.OpenAI.com:443", None, True),
+        ("https://api.openai.com./v1", None, True),
+        ("http://api.openai.com", None, False),  # in the clear
+        ("https://api.openai.com:8443", None, False),
+        ("https://eu.api.openai.com", None, False),
+        ("https://api.openai.com.evil.example", None, False),
+        ("https://evil.example/api.openai.com", None, False),
+        ("https://api.openai.com@evil.example", None, False),
+        ("http://127.0.0.1:8000", None, False),
+        ("localhost:8000", None, False),
+        (None, None, False),
+        ("", None, False),
+        ("not a url", None, False),
+        ("https://gw.example/v1", "https://gw.example/openai/v1", True),
+        ("https://gw.example:8443/v1", "https://gw.example/v1", False),
+        ("http://gw.example/v1", "https://gw.example/v1", False),
+        ("http://localhost:8000", "http://localhost:8000/v1", True),
+        ("localhost:8000", "localhost:8000", True),
+        ("http://127.0.0.1:9000", "http://127.0.0.1:8000/v1", False),
+        ("not a url", "not a url", False),
+        ("", "", False),
+        ("https://api.openai.com", "https://gw.example", True),
+    ],
+)
+def test_the_openai_key_goes_to_openai_only(url: str | None, base: str | None, sent: bool) -> None:
+    environ = {"OPENAI_API_KEY": "sk-1"} | ({} if base is None else {"OPENAI_BASE_URL": base})
+    assert key_from_environment(url, environ) == (("sk-1", "OPENAI_API_KEY") if sent else (None, None))
+    assert key_from_environment(url, environ | {"FLATOUT_API_KEY": " k "}) == ("k", "FLATOUT_API_KEY")
+    assert key_from_environment(url, {**environ, "OPENAI_API_KEY": " ", "FLATOUT_API_KEY": ""}) == (None, None)
+
+
+@given(st.text(max_size=40), st.text(max_size=40))
+def test_no_odd_url_gets_the_openai_key(url: str, base: str) -> None:
+    key, name = key_from_environment(url, {"OPENAI_API_KEY": "sk-1", "OPENAI_BASE_URL": base})
+    assert (key is None) == (name is None)
+    if key is not None:
+        assert parse_address(url, environ={}).origin.lower() == parse_address(base, environ={}).origin.lower()
 
 
 def test_an_authorization_header_of_the_users_own_is_kept() -> None:

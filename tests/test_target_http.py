@@ -99,6 +99,32 @@ def test_a_wrong_key_is_said_to_be_wrong_and_never_echoed() -> None:
     assert KEY not in str(error.words)
 
 
+LONG_KEY = "kA9-" + "0123456789abcdef" * 3
+
+
+@pytest.mark.parametrize("pad", [0, 30, 60, 79, 200, 250, 262, 270, 280, 290, 298, 3_950, 3_990])
+@pytest.mark.parametrize("kind", ["error", "text", "not JSON", "location", "json instead of a stream", "not HTTP"])
+def test_no_part_of_a_key_is_left_at_a_cut(pad: int, kind: str) -> None:
+    """A server that echoes the key such that the cut goes through it, in every kind of message."""
+    said = f"{'x' * pad} {LONG_KEY} and more {'y' * 300}"
+    raw = {
+        "error": answer({"error": {"message": said}}, 500),
+        "text": answer(said, 400, content_type="text/plain"),
+        "not JSON": answer(said),
+        "location": answer("", 302, location=said),
+        "json instead of a stream": answer({"error": said}),
+        "not HTTP": b"SSH " + said.encode() + b"\r\n\r\n",
+    }[kind]
+    with serving({"*": raw}) as server, client(server.url, key=LONG_KEY) as c, pytest.raises(TargetError) as caught:
+        if "stream" in kind:
+            list(c.events("/chat/completions", b"{}"))
+        else:
+            c.json("GET", "/models", api=True)
+    for text in (str(caught.value), caught.value.words or ""):
+        assert not any(LONG_KEY[:n] in text for n in range(6, len(LONG_KEY) + 1)), text
+        assert len(text) < 700
+
+
 @pytest.mark.parametrize(
     ("raw", "kind", "part"),
     [
@@ -113,6 +139,7 @@ def test_a_wrong_key_is_said_to_be_wrong_and_never_echoed() -> None:
         (answer({"message": "no"}, 400), "http", "refuses this request. It says: no"),
         (answer("", 302, location="https://elsewhere.example/v1"), "http", "redirects to https://"),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", "not_a_server", "does not speak HTTP"),
+        (b"HTTP/1.1 101 X\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n", "not_a_server", "another protocol"),
         (b"", "protocol", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{", "protocol", "closed the connection"),
         (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\n\r\nxxxx", "protocol", "compressed"),

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.target import metrics
+from flatout.target.base import TargetError
 from flatout.target.metrics import parse
 from tests.target_server import text_of
 
@@ -81,6 +84,32 @@ def test_a_bad_line_costs_only_itself() -> None:
     assert s.skipped == 2
 
 
+def test_a_sum_too_large_for_a_number_is_no_number() -> None:
+    s = parse('a:use{i="0"} 1.7e308\na:use{i="1"} 1.7e308\n', NAMES)
+    assert s.total("a:use") is None and s.mean("a:use") is None
+
+
+@pytest.mark.parametrize("wanted", [0, 4_000])
+def test_a_hundred_thousand_other_series_cost_little_and_change_nothing(wanted: int) -> None:
+    other = "".join(f'a:other{{i="{i}"}} 1\na:tokens_total_bucket{{i="{i}"}} 1\n' for i in range(75_000))
+    text = other + "".join(f'a:running{{i="{i}"}} 1\n' for i in range(wanted)) + other
+    assert parse(text, NAMES).total("a:running") == (wanted or None)
+
+
+def test_too_many_wanted_series_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(metrics, "text_string_to_metric_families", parsed.append)
+    text = "".join(f'a:running{{i="{i}"}} 1\n' for i in range(150_000))
+    with pytest.raises(TargetError, match=r"over 4,000 series"):
+        parse(text, NAMES)
+    assert not parsed
+
+
+def test_a_line_without_end_is_skipped() -> None:
+    s = parse(f'a:running{{x="{"y" * 5_000_000}"}} 2\na:tokens_total 7\n', NAMES)
+    assert s.total("a:running") is None and s.total("a:tokens_total") == 7 and s.skipped == 1
+
+
 @given(st.text(max_size=300))
 def test_any_text_gives_numbers_or_nothing(text: str) -> None:
     s = parse(text, NAMES)
@@ -88,7 +117,11 @@ def test_any_text_gives_numbers_or_nothing(text: str) -> None:
 
 
 _VALUE = st.one_of(
-    st.floats().map(str), st.integers().map(str), st.sampled_from(["NaN", "+Inf", "x", ""]), st.text(max_size=5)
+    st.floats().map(str),
+    st.sampled_from(["1e308", "-1.7e308", "1e999"]),
+    st.integers().map(str),
+    st.sampled_from(["NaN", "+Inf", "x", ""]),
+    st.text(max_size=5),
 )
 _LABELS = st.one_of(st.just(""), st.text(alphabet='{}",=\\ab \n', max_size=15), st.just('{dp_rank="1"}'))
 

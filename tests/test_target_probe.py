@@ -276,9 +276,14 @@ def test_chats_take_no_token_prompts() -> None:
 # Waiting, breaking
 
 
-def test_a_wait_that_the_server_asks_for_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(probe_module.time, "sleep", waits.append)
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    made: list[float] = []
+    monkeypatch.setattr(probe_module._Prober, "_sleep", lambda _, wait_s: made.append(wait_s))
+    return made
+
+
+def test_a_wait_that_the_server_asks_for_is_kept(waits: list[float]) -> None:
     told: list[str] = []
     calls = iter([answer("", 429, retry_after="3"), answer("", 503, retry_after="1")])
     good = stream(chat("a", completion=1, finish="length"))
@@ -286,9 +291,26 @@ def test_a_wait_that_the_server_asks_for_is_kept(monkeypatch: pytest.MonkeyPatch
     assert waits == [3.0, 1.0] and "wait 3 s" in told[0] and c.reports.usage
 
 
-def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    monkeypatch.setattr(probe_module.time, "sleep", waits.append)
+@pytest.mark.parametrize("told", ["0", "0.001", "0.000000001"])
+def test_no_word_of_the_server_makes_the_probe_a_storm(waits: list[float], told: str) -> None:
+    with pytest.raises(TargetError, match="too many requests"):
+        probed({CHAT: answer("", 429, retry_after=told)})
+    assert waits == [0.25, 0.5, 1.0]
+
+
+def test_a_tokenizer_that_fails_leaves_the_counting_to_usage() -> None:
+    def chat_(request: Request) -> bytes:
+        words = len(request.json()["messages"][0]["content"].split())
+        return stream(
+            chat("a", completion=1, prompt=words + 7), chat("b", completion=2, prompt=words + 7, finish="length")
+        )
+
+    for tokenizer in (answer("", 500), answer({"tokens": list(range(9999))}), b""):
+        c, _ = probed({CHAT: chat_, "POST /tokenize": tokenizer}, engine="vllm")
+        assert c.template_tokens == 7 and c.reports.usage
+
+
+def test_waits_are_bounded(waits: list[float]) -> None:
     with pytest.raises(TargetError, match="too many requests"):
         probed({CHAT: answer("", 429, retry_after="3600")})
     assert waits == []

@@ -289,6 +289,23 @@ def limits_command(
     raise typer.Exit(command.guarded(work))
 
 
+@app.command("calibrate")
+def calibrate_command(
+    quick: Annotated[bool, _option("Half a minute instead of a minute and a half.", "--quick")] = False,
+    rig_cores: Annotated[str | None, _option("Cores of the server of known speed, such as 0.")] = None,
+    load_cores: Annotated[str | None, _option("Cores of the process that reads, such as 1.")] = None,
+    md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
+    json_output: Annotated[bool, _option("As JSON.", "--json")] = False,
+    plain: Annotated[bool, _option("No colour, no terminal control.", "--plain")] = False,
+) -> None:
+    """Measure known speeds on this machine: truth beside reading, and how far this machine can be trusted."""
+    from flatout import command
+
+    form = "plain" if plain and not (md or json_output) else _form(md, json_output)
+    work = lambda: command.calibrate(quick, rig_cores, load_cores, form)  # noqa: E731
+    raise typer.Exit(command.guarded(work))
+
+
 @app.command("suites")
 def suites_command() -> None:
     """List the named suites and what each measures."""

@@ -53,6 +53,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 def _known_trouble() -> tuple[type[Exception], ...]:
     """Errors of the heavy rooms, imported only when something went wrong."""
+    from flatout.calibrate.conduct import CalibrationError
     from flatout.compare import CompareError
     from flatout.engine.missing import EngineMissing
     from flatout.engine.start import EngineFailed
@@ -61,6 +62,7 @@ def _known_trouble() -> tuple[type[Exception], ...]:
     from flatout.lint import LintError
     from flatout.load.process import LoadError
     from flatout.reading import ReadingError
+    from flatout.rig.handle import RigError
     from flatout.run.begin import CorpusError
     from flatout.run.recount import TokenizerError
     from flatout.run.resume import ResumeError
@@ -69,7 +71,7 @@ def _known_trouble() -> tuple[type[Exception], ...]:
 
     return (
         ResumeError, TokenizerError, LoadError, EngineMissing, EngineFailed, CorpusError, HardwareError, CompareError,
-        ShapeError, LimitsHardwareError, LintError, ReadingError, ExportError, PictureError,
+        CalibrationError, RigError, ShapeError, LimitsHardwareError, LintError, ReadingError, ExportError, PictureError,
     )  # fmt: skip
 
 
@@ -212,6 +214,36 @@ def show(path: Path, *, md: bool, as_json: bool, plain: bool, wide: bool) -> int
     else:
         _print_tables(record, found, plain=plain, wide=wide)
     return EXIT_OK
+
+
+def calibrate(quick: bool, rig_cores: str | None, load_cores: str | None, form: str) -> int:
+    """`flatout calibrate`: known speeds, read on this machine. Exit code 0 if every reading is right, else 3."""
+    from flatout.calibrate.conduct import calibrate as measured
+    from flatout.run.conduct import EXIT_DOUBT
+    from flatout.show import calibration as shown
+    from flatout.typed import cores_of
+
+    def listener(event: object) -> None:
+        if type(event).__name__ == "Doing":
+            print(f"  {event.text}", file=sys.stderr)  # type: ignore[attr-defined]
+
+    made = measured(
+        listener,
+        rig_cores=cores_of(rig_cores, "--rig-cores"),
+        load_cores=cores_of(load_cores, "--load-cores"),
+        quick=quick,
+    )
+    if form == "json":
+        print(made.model_dump_json(indent=1))
+    elif form == "md":
+        print(shown.markdown(made))
+    elif form == "plain" or not sys.stdout.isatty():
+        print(shown.plain(made))
+    else:
+        from rich.console import Console
+
+        shown.render(made, Console())
+    return EXIT_OK if all(point.trusted for point in made.points) else EXIT_DOUBT
 
 
 def suites() -> int:

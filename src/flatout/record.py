@@ -354,6 +354,7 @@ class Client(Model):
     stamp_clock: str
     stamp_clock_reason: str | None
     load_processes: int
+    calibration: str | None = None
 
 
 class Record(Model):

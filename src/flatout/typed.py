@@ -81,7 +81,7 @@ def _about_limits(given: Mapping[str, Any]) -> dict[str, Any]:
         "max_concurrency": given["max_concurrency"],
         "max_tokens_total": given["max_tokens_total"],
         "load_processes": given["load_processes"],
-        "load_cores": _cores(given["load_cores"]),
+        "load_cores": cores_of(given["load_cores"], "--load-cores"),
     }
 
 
@@ -206,14 +206,15 @@ def _extra_body(text: str) -> str:
     return json.dumps(content)
 
 
-def _cores(text: str | None) -> tuple[int, ...] | None:
+def cores_of(text: str | None, option: str) -> tuple[int, ...] | None:
+    """Cores such as `1` or `2,3` that this process may use. Raises UseError."""
     if text is None:
         return None
     try:
         cores = tuple(sorted({int(part) for part in text.split(",")}))
     except ValueError:
-        raise UseError("--load-cores takes numbers, such as 1 or 2,3") from None
+        raise UseError(f"{option} takes numbers, such as 1 or 2,3") from None
     have = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     if not set(cores) <= have:
-        raise UseError(f"--load-cores {text}: this process may use {', '.join(map(str, sorted(have)))}")
+        raise UseError(f"{option} {text}: this process may use {', '.join(map(str, sorted(have)))}")
     return cores

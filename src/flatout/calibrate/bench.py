@@ -14,7 +14,7 @@ import numpy as np
 
 from flatout.calibrate import compare
 from flatout.calibrate.scenes import TTFT_MS, Scene
-from flatout.calibrate.store import Point
+from flatout.calibration import Point
 from flatout.load.job import Endpoint, Job, Timeouts
 from flatout.load.process import LoadPool, Outcome
 from flatout.measure.cell import decode_figures

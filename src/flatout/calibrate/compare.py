@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from flatout.calibrate.store import Pair
+from flatout.calibration import Pair
 from flatout.load.job import SelfCheck
 from flatout.load.samples import Samples
 from flatout.measure.figures import DecodeFigures
@@ -25,7 +25,7 @@ TTFT_ERROR_MS: Final = 0.5
 ITL_ERROR: Final = 0.01
 SENT_SHARE: Final = 0.95
 """Less of what was asked than this, with no socket full: the rig could not send it."""
-APART_NS: Final = 100_000
+APART_NS: Final = 500_000
 """Events of one request sent closer together than this cannot be told apart by any reader."""
 MERGED_SHARE: Final = 0.02
 LEAST_ITL_MS: Final = 0.1
@@ -35,7 +35,7 @@ ITL_GRAIN_MS: Final = 0.02
 @dataclass(frozen=True, slots=True)
 class Stamps:
     """Error of each matched event's stamp in µs (stamp − the sender's clock just before its send), and whether it has
-    the stamp of a later event, sent over 0.1 ms after it, because the client read both together. Shape: E."""
+    the stamp of a later event, sent over 0.5 ms after it, because the client read both together. Shape: E."""
 
     error_us: F64
     merged: npt.NDArray[np.bool_]

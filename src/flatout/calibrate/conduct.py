@@ -16,7 +16,7 @@ from flatout import __version__
 from flatout.calibrate.bench import SceneError, measure
 from flatout.calibrate.scenes import Scene, events_scene, known_speeds, streams_scene
 from flatout.calibrate.sender import senders
-from flatout.calibrate.store import Calibration, Limit, Point, machine_key, save
+from flatout.calibration import Calibration, Limit, Point, machine_key, save
 from flatout.load.process import LoadError, LoadPool
 from flatout.rig import RigHandle
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from flatout import __version__
 from flatout import record as rec
+from flatout.calibration import load_latest
 from flatout.flags import Status
 from flatout.host.telemetry import Sampler
 from flatout.load.process import LoadPool
@@ -291,6 +292,8 @@ def _assemble(
     control: Control,
     corpus: Corpus | None,
 ) -> Session:
+    calibration = load_latest()
+    record.client.calibration = calibration.name if calibration else None
     box: list[Session] = []
     book = PromptBook(options.seed, corpus)
     record.prompts.run_nonce = f"{book.salt:x}"
@@ -310,6 +313,7 @@ def _assemble(
         listener=listener,
         control=control,
         nonce=secrets.token_hex(4),
+        calibration=calibration,
         recounter=from_file(options.tokenizer) if options.tokenizer else None,
         order=max((c.order or 0 for c in record.cells), default=0),
         spent_prompt=record.tokens_spent.get("prompt", 0),

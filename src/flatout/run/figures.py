@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from flatout import record as rec
+from flatout.calibration import beyond
 from flatout.flags import Flag, Status
 from flatout.host.gpu import HARMFUL_REASONS
 from flatout.host.summary import Stat, TelemetrySummary
@@ -226,8 +227,21 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
     elif measured.before.idle is None:
         text = f"that the server was idle before is not proven: {measured.before.note or 'nothing tells'}"
         cell.reason = f"{cell.reason}; {text}" if cell.reason else text
+    why = _beyond(session, measured, window)
+    if why:
+        add_flag(cell, Flag.CLIENT_LIMITED, why)
     if measured.gauge_error:
         session.warn(f"the server's gauges failed while {planned.id} ran: {measured.gauge_error}")
+
+
+def _beyond(session: Session, measured: Measured, window: rec.Window) -> str | None:
+    """Why this cell asked for more than this machine was shown to read rightly; None within that."""
+    if session.calibration is None:
+        return None
+    times = measured.outcome.samples.t_ns
+    events_s = float(((times >= window.open_ns) & (times < window.close_ns)).sum()) / window.length_s
+    streams = len(set(measured.outcome.samples.stream.tolist()))
+    return beyond(session.calibration, streams, events_s, len(session.pool.pids))
 
 
 def _seen_by_the_client(facts: DecodeFacts, made: fig.DecodeFigures, row: Row) -> DecodeFacts:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from flatout.calibration import Calibration
 from flatout.host.telemetry import Sampler
 from flatout.load.job import Job, Stream
 from flatout.load.process import LoadPool
@@ -67,6 +68,7 @@ class Session:
     nonce: str
     recounter: Callable[[str], int] | None = None
     baseline: Baseline | None = None
+    calibration: Calibration | None = None
     gauges: bool = False
     cold_output: int = 1
     warm_sends: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from flatout.calibrate.store import Calibration, Limit, Pair, Point
+from flatout.calibration import Calibration, Limit, Pair, Point
 from flatout.show import numbers
 from flatout.show.layout import Column, Line, box, grid, line, paragraph, text_of
 from flatout.show.markdown import escape

@@ -283,6 +283,9 @@ class ControlClient:
                     f"{where} closed the connection before a full answer; is it still starting, or an https server?"
                 )
                 return TargetError("protocol", message)
+            if "SWITCH" in str(error):  # h11's name for it
+                message = f"{where} switches to another protocol (101), which nothing asked for: it is no API server"
+                return TargetError("not_a_server", message)
             return TargetError("not_a_server", f"what answers at {where} does not speak HTTP ({self.tidy(str(error))})")
         return TargetError("protocol", f"the connection to {where} broke: {self.tidy(str(error) or repr(error))}")
 
@@ -328,11 +331,6 @@ def retry_after_s(headers: dict[str, str]) -> float | None:
 
 
 def _meaning(status: int) -> tuple[str, str]:
-    if status < 200:
-        return (
-            "not_a_server",
-            ": it switches to another protocol, which nothing asked for; is a WebSocket server there?",
-        )
     if status == 404:
         return "not_found", ": there is no such path (not an OpenAI-compatible server, or another base URL)"
     if status == 503:

@@ -77,14 +77,15 @@ def _parted(text: str) -> Html:
     return join(model, " ", tag("span", "on", class_="on"), " ", machine)
 
 
-def plain_sentence(pair: Pair) -> str:
-    return sentence(pair).replace(HARD_SPACE, " ")
+def plain_sentence(pair: Pair, letter: str) -> str:
+    """The verdict in a sentence; within a pair the later side is always called B, here by its own letter."""
+    return sentence(pair).replace(HARD_SPACE, " ").replace("of B / A", f"of {letter} / A")
 
 
 def _verdict(shown: Facing, *, several: bool) -> Html:
     who = f"{shown.letter} against A"
     name = tag("a", who, href=f"#{shown.letter}") if several else who
-    return tag("p", name, ": ", tag("b", plain_sentence(shown.pair)), ".", class_="verdict")
+    return tag("p", name, ": ", tag("b", plain_sentence(shown.pair, shown.letter)), ".", class_="verdict")
 
 
 def _tiles(shown: Facing) -> Html | None:

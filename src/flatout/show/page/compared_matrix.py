@@ -164,8 +164,7 @@ def _ratio(shown: Facing, cell: CellPair, view: View) -> Html:
     }
     sign = words.sign(made.verdict)
     if made.ratio is None:
-        why = words.why_not(made).replace("B:", f"{shown.letter}:", 1)
-        return tag("span", tag("span", sign, f" {why}", class_="u"), doubt, **told)
+        return tag("span", tag("span", sign, f" {words.why_not(made)}", class_="u"), doubt, **told)
     between, least = words.interval(made), words.could_show(made)
     small = [tag("span", hidden(" 95 % interval "), between, class_="u")] if between != numbers.NONE else []
     if made.verdict == Verdict.UNKNOWN:

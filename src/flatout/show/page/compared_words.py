@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from flatout.compare import CellPair, Compared, Key, Pair, Value, Verdict
@@ -81,9 +81,27 @@ def facing(pair: Pair, number: int, *, level: int) -> Facing:
     keys = (*pair.only_a, *pair.only_b)
     room = max(0, MOST_CELLS - len(pair.cells))
     alone = [_alone(pair, key) for key in keys[:room]]
-    cells = (*pair.cells[:MOST_CELLS], *alone)
+    cells = tuple(_lettered(cell, letter_of(number)) for cell in (*pair.cells[:MOST_CELLS], *alone))
     anchors = {id(cell): f"{letter_of(number)}/{_place(cell.key, at)}" for at, cell in enumerate(cells)}
     return Facing(pair, number, cells, anchors, level, len(pair.cells) + len(keys) - len(cells))
+
+
+def _lettered(cell: CellPair, letter: str) -> CellPair:
+    """The cell with its later side under its own letter: within a pair that side is always called B."""
+    if letter == "B":
+        return cell
+    figures = {name: renamed(made, letter) for name, made in cell.figures.items()}
+    doubts, notes = (tuple(_under(text, letter) for text in texts) for texts in (cell.doubts, cell.notes))
+    return replace(cell, figures=figures, doubts=doubts, notes=notes)
+
+
+def renamed(made: Compared, letter: str) -> Compared:
+    """The figure, its reason with the later side's own letter."""
+    return replace(made, reason=_under(made.reason, letter)) if made.reason else made
+
+
+def _under(text: str, letter: str) -> str:
+    return letter + text[1:] if text.startswith(("B:", "B ")) else text
 
 
 def _place(key: Key, at: int) -> str:
@@ -125,8 +143,10 @@ def interval(made: Compared) -> str:
 
 
 def could_show(made: Compared) -> str:
-    """The smallest difference that would have been found; `—` where none would."""
-    return numbers.percent(made.least) if made.least is not None and made.least < 10 else numbers.NONE
+    """The smallest difference that would have been found; `—` where there is no verdict either."""
+    if made.least is None:
+        return numbers.NONE if made.verdict == Verdict.UNKNOWN else "nothing"
+    return numbers.percent(made.least) if made.least < 10 else "over 1,000 %"
 
 
 def value(name: str, found: Value | None) -> str:

@@ -43,7 +43,7 @@ class Point(Model):
     """One known speed, measured. `sender`: the rig's full engine, or the lean sender for high rates.
 
     `asked_events_s`, `sent_events_s`: what the sender was set to, and what it sent in the window. `merged_share`: of
-    the events, those that took the stamp of one sent over 0.1 ms later, since the client read both together.
+    the events, those that took the stamp of one sent over 0.5 ms later, since the client read both together.
     `sender_late_p99_us`: how far behind its own schedule the sender was; `blocked`: events that found the client's
     socket full. `held_by`: who kept the point from what was asked. `trusted`: every error within the limits of
     `judge`; `reason` says why not. `attempts`: goes that it took, the last one counts.
