@@ -17,7 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.calibrate import bench, compare, conduct, scenes, store
+from flatout import calibration as store
+from flatout.calibrate import bench, compare, conduct, scenes
 from flatout.calibrate.scenes import Scene
 from flatout.calibrate.sender import lean
 from flatout.calibration import Calibration, MachineKey, Pair, Point, beyond

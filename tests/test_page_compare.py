@@ -236,7 +236,7 @@ def test_a_gate_and_repeats_and_many_sides_are_told(made: Any) -> None:
         assert part in many
     comparison, page = made("many-sides")
     last = text_of("</head><" + page.split('id="D"')[1].split('id="legend"')[0])
-    assert "B: " not in last and "of D / A" in last and "A contaminated" in last and comparison.pairs[2].only_a
+    assert "B: " not in last and "of C / A" in many and "A contaminated" in last and comparison.pairs[2].only_a
 
 
 def test_equal_runs_have_a_quiet_banner() -> None:
