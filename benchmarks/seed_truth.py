@@ -227,10 +227,12 @@ def log_request_tok_s(truth: Truth, t0_ns: int, t1_ns: int) -> float:
 
 
 # -- holding against each other ------------------------------------------------------------------------------------
-def server_status(cell: Cell, max_running: int) -> str:
-    """The cell's status without what the measuring machine did to it: `client_limited` alone is not the server's."""
+def server_status(cell: Cell, max_running: int, disturbed: bool) -> str:
+    """The cell's status without what the measuring machine did to it: `client_limited` alone is not the server's, nor
+    are, in a disturbed cell, tokens that the rig made while its cancel calls were late (`counters_disagree`)."""
     doubts = {flag.name for flag in cell.flags} & {str(flag) for flag in DOUBTFUL_FLAGS}
-    if cell.status != Status.DOUBTFUL or doubts != {str(Flag.CLIENT_LIMITED)}:
+    excused = {str(Flag.CLIENT_LIMITED)} | ({str(Flag.COUNTERS_DISAGREE)} if disturbed else set())
+    if cell.status != Status.DOUBTFUL or not doubts <= excused:
         return cell.status
     waiting = (cell.decode.waiting_server_mean or 0.0) if cell.decode else 0.0
     return str(Status.REQUESTS_QUEUED if cell.concurrency > max_running or waiting >= 0.5 else Status.VALID)
@@ -269,7 +271,7 @@ def hold(part: Part, rates: str) -> list[Held]:
         elif cell.decode is not None and cell.window is not None:
             figures = decode_figures(part, cell, page, rates)
             disturbed = disturbance(part, cell)
-        found.append(Held(cell, expected, server_status(cell, limit), figures, disturbed))
+        found.append(Held(cell, expected, server_status(cell, limit, disturbed is not None), figures, disturbed))
     return found
 
 

@@ -94,7 +94,7 @@ def furnished(cell: Cell) -> Cell:
 def full_seed() -> Record:
     """The seed's whole matrix with every part in every measured cell: what a long run's page has to carry."""
     made = records.seed_page()
-    warmup = Warmup(what="32 at once", tok_s=[4000.0, 4010.0], repeats=True, note="events/s")
+    warmup = Warmup(what="32 at once", speeds=[4000.0, 4010.0], unit="events/s", repeats=True)
     return made.model_copy(update={"cells": [furnished(cell) for cell in made.cells], "warmups": [warmup]})
 
 

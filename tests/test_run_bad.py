@@ -283,3 +283,129 @@ def test_a_dry_run_generates_nothing(tmp_path: Path) -> None:
         assert "over capacity" in done.stdout and "KV need" in done.stdout
         assert len(server.log().arrival_ns) == 0
     assert not list(tmp_path.iterdir())
+
+
+def test_a_burst_in_which_all_fail_is_failed_with_the_servers_words(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+
+        def spoil(event: object) -> None:
+            if type(event).__name__ == "Started":
+                server.control(error_after_tokens=5)
+
+        from flatout.run.options import Options
+
+        options = Options(url=server.url, results=tmp_path, suite=suite(), warmup=False, requests=4)
+        record, _ = conduct.run(options, spoil, Control())
+    (cell,) = record.cells
+    assert cell.status == "failed" and cell.error, (cell.status, cell.reason)
+
+
+def test_refusals_of_a_burst_are_counted(tmp_path: Path) -> None:
+    knobs = {"dialect": "openai", "decode_tok_s": 400, "rate_limit_per_s": 3.0, "retry_after_s": 1.0}
+    with rig(knobs) as server:
+        time.sleep(1.5)
+        run = measure(server, tmp_path, requests=6)
+    (cell,) = run.record.cells
+    assert cell.burst is not None and cell.burst.rate_limited > 0
+    assert cell.burst.completed == 6
+
+
+def test_prompts_that_nobody_counts_are_marked_as_estimates(tmp_path: Path) -> None:
+    with rig({"dialect": "openai", "decode_tok_s": 300, "usage": "none"}) as server:
+        run = measure(server, tmp_path, suite=suite(prefill=(256,), decode=()))
+    cell = run.cell("p/256")
+    assert "tokens_estimated" in [f.name for f in cell.flags] and run.record.prompts.exact is None
+    assert cell.prefill is not None and all(s.prompt_tokens is None for s in cell.prefill.samples)
+    low = cell.prefill.prefill_tok_s.low
+    assert low is None or low >= 0
+
+
+def test_a_budget_counts_prompts_that_the_server_does_not(tmp_path: Path) -> None:
+    with rig({"dialect": "openai", "decode_tok_s": 300, "usage": "none"}) as server:
+        run = measure(server, tmp_path, suite=suite(concurrency=(1,), time_s=1.0, min_time_s=1.0))
+        true = int(run.truth.prompt_tokens[run.truth.prompt_tokens >= 200].sum())
+    assert run.record.tokens_spent["prompt"] >= 0.9 * true > 0
+
+
+def test_a_server_that_dies_in_the_window_fails_the_cell(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 100}) as server:
+
+        def kill(event: object) -> None:
+            if type(event).__name__ == "Doing" and "measuring 256 × 2: 1" in event.text:  # type: ignore[attr-defined]
+                server.stop()
+
+        from flatout.run.options import Options
+
+        test = suite(concurrency=(2,), time_s=4.0, min_time_s=4.0)
+        options = Options(url=server.url, results=tmp_path, suite=test, warmup=False, drain_s=2.0)
+        record, _ = conduct.run(options, kill, Control())
+    (cell,) = record.cells
+    assert cell.status == "failed" and cell.decode is None, (cell.status, cell.reason)
+
+
+def test_a_machine_that_cannot_open_so_many_files_fails_those_cells_only(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+        words = " ".join(
+            [
+                "ulimit -Hn 200; ulimit -n 200; exec", *FLATOUT, "run", server.url, "--contexts", "64", "--prefill", "none",
+                "--concurrency", "1,150", "--time", "1", "--max-output", "32", "--results", str(tmp_path), "--plain",
+            ]
+        )  # fmt: skip
+        done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=200, check=False)
+    record = only_record(tmp_path)
+    by_id = {c.id: c for c in record.cells}
+    assert by_id["d/64/1"].status in MEASURED, (done.stderr, by_id["d/64/1"].reason)
+    assert by_id["d/64/150"].status == "failed" and "files" in (by_id["d/64/150"].reason or "") + (
+        by_id["d/64/150"].error or ""
+    )
+
+
+def test_a_load_process_that_is_killed_costs_its_cell_only(tmp_path: Path) -> None:
+    import psutil
+
+    with rig({"dialect": "vllm", "decode_tok_s": 100}) as server:
+        done: list[int] = []
+
+        def kill(event: object) -> None:
+            if type(event).__name__ == "Doing" and "measuring 256 × 1:" in event.text and not done:  # type: ignore[attr-defined]
+                for child in psutil.Process().children(recursive=True):
+                    if "flatout.load" in " ".join(child.cmdline()):
+                        child.kill()
+                        done.append(child.pid)
+
+        from flatout.run.options import Options
+
+        options = Options(url=server.url, results=tmp_path, suite=suite(concurrency=(1, 2)), warmup=False)
+        record, _ = conduct.run(options, kill, Control())
+    assert done
+    assert [c.status == "failed" for c in record.cells] == [True, False]
+    assert record.cells[1].status in MEASURED
+
+
+def test_a_stop_while_draining_keeps_what_was_measured(tmp_path: Path) -> None:
+    control = Control()
+    with rig({"dialect": "sglang", "decode_tok_s": 100, "leftover": True, "leftover_abortable": False}) as server:
+
+        def stop(event: object) -> None:
+            if type(event).__name__ == "Doing" and event.text == "draining":  # type: ignore[attr-defined]
+                control.stop("a test")
+
+        from flatout.run.options import Options
+
+        test = suite(concurrency=(2, 4), time_s=1.0, min_time_s=1.0, max_output=600)
+        options = Options(url=server.url, results=tmp_path, suite=test, warmup=False)
+        record, directory = conduct.run(options, stop, control)
+    assert record.state == "interrupted" and record.cells[0].decode is not None
+    assert record.cells[0].finished and read(directory) == record
+
+
+def test_leftover_work_does_not_spoil_what_an_idle_server_is_known_by(tmp_path: Path) -> None:
+    """No gauges: the unloaded speed is taken before anything ran, so that slower probes later tell of what is left."""
+    knobs = {"dialect": "openai", "capacity_tok_s": 400, "leftover": True, "leftover_limit_s": 4.0}
+    with rig(knobs) as server:
+        test = suite(concurrency=(1,), time_s=1.5, min_time_s=1.5, max_output=400)
+        run = measure(server, tmp_path, suite=test, warmup=True, drain_s=20.0)
+    cell = run.cell("d/256/1")
+    assert cell.decode is not None and cell.window is not None and cell.decode.total_tok_s.value is not None
+    running = run.truth.running_mean(cell.window.open_ns, cell.window.close_ns)
+    assert running <= 1.05 or "contaminated" in [f.name for f in cell.flags], running

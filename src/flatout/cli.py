@@ -238,12 +238,15 @@ def compare_command(
     md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
     json_output: Annotated[bool, _option("As JSON.", "--json")] = False,
     every: Annotated[bool, _option("Every figure of every cell.", "--all")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the comparison as a page (HTML) to this file.")
+    ] = None,
 ) -> None:
     """Compare runs cell by cell: faster, slower, or no difference seen."""
     from flatout import command, reading
 
     form = _form(md, json_output)
-    work = lambda: reading.compare(paths, fail_if=fail_if or [], form=form, every=every)  # noqa: E731
+    work = lambda: reading.compare(paths, fail_if=fail_if or [], form=form, every=every, output=output)  # noqa: E731
     raise typer.Exit(command.guarded(work))
 
 

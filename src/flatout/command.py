@@ -273,12 +273,13 @@ def rig(words: list[str]) -> int:
 def dry_run(options: Options) -> int:
     """`--dry-run`: asks the server for its limits, shows every cell; no request that generates anything is sent."""
     from flatout.run.begin import connected, planned_cells
+    from flatout.run.events import Control
     from flatout.show.planned import text
     from flatout.typed import UseError
 
     if options.launch:
         raise UseError("--dry-run asks a running server for its limits; start it first and give its URL")
-    with connected(options, lambda _: None) as server:
+    with connected(options, lambda _: None, Control()) as server:
         cells, limits, _ = planned_cells(server.target, options)
         print(
             text(

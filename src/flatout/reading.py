@@ -135,7 +135,9 @@ def _hardware(record: Record | None, gpu: str | None, bandwidth: float | None, t
     return hardware(gpu, bandwidth_gb_s=bandwidth, tflops=tflops)
 
 
-def compare(paths: Sequence[Path], *, fail_if: Sequence[str], form: str, every: bool) -> int:
+def compare(
+    paths: Sequence[Path], *, fail_if: Sequence[str], form: str, every: bool, output: Path | None = None
+) -> int:
     """`flatout compare`: cell by cell with verdicts; exit code 1 if a condition of `--fail-if` is broken."""
     from flatout.compare import check, read_sides
     from flatout.compare import compare as compared
@@ -145,7 +147,12 @@ def compare(paths: Sequence[Path], *, fail_if: Sequence[str], form: str, every: 
     records, sides, names = read_sides(paths)
     comparison = compared(records, sides=sides, names=names)
     outcomes = check(comparison, conditions) if conditions else []
-    _print_comparison(comparison, outcomes, form, every)
+    if output is not None:
+        from flatout.show.page import compared as page
+
+        _write(page.render(comparison, outcomes).encode(), output)
+    else:
+        _print_comparison(comparison, outcomes, form, every)
     return EXIT_FOUND if any(outcome.failed for outcome in outcomes) else EXIT_OK
 
 

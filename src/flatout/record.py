@@ -129,6 +129,7 @@ class PrefillFigures(Model):
     prefill_tok_s: Rate
     ttft_ms: Distribution
     prompt_tokens: int | None = None
+    rate_limited: int = 0
     samples: list[PrefillSample] = Field(default_factory=list)
 
 
@@ -259,7 +260,8 @@ class Warmup(Model):
     """One unmeasured piece of load at the beginning, until the speed repeats."""
 
     what: str
-    tok_s: list[float | None]
+    speeds: list[float | None]
+    unit: str
     repeats: bool
     note: str | None = None
 

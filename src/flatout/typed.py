@@ -61,7 +61,7 @@ def _about_server(given: Mapping[str, Any]) -> dict[str, Any]:
         "engine": given["engine"],
         "engine_version": given["engine_version"],
         "api": given["api"],
-        "key": _key(given["api_key"], given["api_key_file"]),
+        "key": _key(given["api_key"], given["api_key_file"], given["url"]),
         "headers": _headers(given["header"] or []),
         "ca_file": str(given["ca"]) if given["ca"] else None,
         "insecure": given["insecure"],
@@ -164,7 +164,7 @@ def _suite(given: Mapping[str, Any]) -> Suite:
     return made
 
 
-def _key(typed: str | None, file: Path | None) -> str | None:
+def _key(typed: str | None, file: Path | None, url: str | None) -> str | None:
     if typed and file:
         raise UseError("give either --api-key or --api-key-file")
     if file is not None:
@@ -175,7 +175,9 @@ def _key(typed: str | None, file: Path | None) -> str | None:
         if not key or "\n" in key:
             raise UseError(f"--api-key-file {file}: it must hold one line, the key")
         return key
-    return typed or os.environ.get("FLATOUT_API_KEY") or os.environ.get("OPENAI_API_KEY") or None
+    from flatout.target.endpoint import key_from_environment
+
+    return typed or key_from_environment(url, os.environ)[0]
 
 
 def _headers(typed: list[str]) -> tuple[tuple[str, str], ...]:

@@ -73,6 +73,8 @@ class Outcome:
     checks: list[SelfCheck]
     launch_ns: int
     error: str | None
+    refused: int = 0
+    """Refusals (429, 503) of requests that were answered later, and are not in `samples` any more."""
 
 
 class _Child:

@@ -226,7 +226,7 @@ def _prefill_sample(samples: Samples, r: int, first_ns: int, typed: int | None, 
     if first_ns < 0 or samples.outcome[r] == FAILED:
         error = int(samples.error[r])
         words = samples.error_texts[error] if error >= 0 else "no token came"
-        return PrefillSample(None, prompt, cached, None, connect, False, words)
+        return PrefillSample(None, prompt if told >= 0 else None, cached, None, connect, False, words)
     ttft_ns = first_ns - int(samples.send_ns[r])
     if prompt is None or ttft_ns <= 0:
         reason = (
@@ -237,6 +237,9 @@ def _prefill_sample(samples: Samples, r: int, first_ns: int, typed: int | None, 
     if cached is not None and cached > allowed:
         reason = f"{cached} of {prompt} tokens were cached, at most {allowed} may be"
         return PrefillSample(ttft_ns / 1e6, prompt, cached, rate, connect, False, reason)
+    if told < 0:
+        reason = f"the server counts no prompt tokens: the rate is made with the {prompt} that were asked for"
+        return PrefillSample(ttft_ns / 1e6, None, cached, rate, connect, True, reason, estimated=True)
     return PrefillSample(ttft_ns / 1e6, prompt, cached, rate, connect, True)
 
 
@@ -351,6 +354,7 @@ def prefill_facts(
         measured=figures.tok_s.value is not None,
         cached_most=max(warm, default=None),
         tok_s_half_width=figures.tok_s.relative_half_width,
+        estimated_share=_share([s.estimated for s in figures.samples if s.counted]),
         self_checks=tuple(self_checks),
         throttle_reasons=tuple(throttle_reasons),
         error=error,
@@ -384,6 +388,10 @@ def burst_facts(
         looping_share=figures.looping_share.value,
         error=error,
     )
+
+
+def _share(marks: Sequence[bool]) -> float:
+    return sum(marks) / len(marks) if marks else 0.0
 
 
 def _missing_latency(ttft: Distribution, itl: Distribution) -> str | None:

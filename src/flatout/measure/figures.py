@@ -183,7 +183,8 @@ class DecodeFigures:
 
 @dataclass(frozen=True, slots=True)
 class PrefillSample:
-    """One prompt sent alone. `counted`: it is in the median; otherwise `reason` says why not."""
+    """One prompt sent alone. `counted`: it is in the median; otherwise `reason` says why not. `estimated`: the server
+    counted no prompt tokens, so the rate is made with the length that was asked for."""
 
     ttft_ms: float | None
     prompt_tokens: int | None
@@ -192,6 +193,7 @@ class PrefillSample:
     connect_ms: float | None
     counted: bool
     reason: str | None = None
+    estimated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

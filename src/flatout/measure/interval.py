@@ -164,7 +164,9 @@ def between_repeats(values: Sequence[float]) -> Rate:
     data = np.asarray(values, dtype=np.float64)
     half = t_quantile(0.5 + CONFIDENCE / 2.0, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
     mean = float(data.mean())
-    return Rate(middle, min(mean - half, middle), max(mean + half, middle), "between repeats", None, len(data))
+    return Rate(
+        middle, max(min(mean - half, middle), 0.0), max(mean + half, middle), "between repeats", None, len(data)
+    )
 
 
 def combine_repeats(rates: Sequence[Rate]) -> Rate:

@@ -66,7 +66,8 @@ class DecodeFacts:
     """What is known about a decode cell; None is unknown. Units in the names; means are over the window.
 
     `tok_s_half_width`: half the 95 % interval relative to the rate. `throttle_reasons`: of the sensors, in the window.
-    `unsteady_reason`: why the load did not become steady. `exact_length_asked`: the server was told to ignore the end
+    `restarts`: streams ask again when a request ends (not so in a burst). `unsteady_reason`: why the load did not
+    become steady. `exact_length_asked`: the server was told to ignore the end
     token. `expected_cached_tokens`: what the warm-up saw (wanted warm), or what may be cached at most (wanted cold).
     """
 
@@ -79,6 +80,7 @@ class DecodeFacts:
     server_waiting: float | None = None
     failed: int = 0
     refused: int = 0
+    restarts: bool = True
     cache_wanted: Literal["warm", "cold"] | None = None
     cached_tokens: float | None = None
     expected_cached_tokens: int | None = None
@@ -160,6 +162,9 @@ def prefill_verdict(facts: PrefillFacts) -> Verdict:
         notes.append(Note(Flag.LOW_SAMPLES, f"prefill tok/s is known to ±{facts.tok_s_half_width:.0%} only"))
     elif facts.counted < LEAST_PREFILLS:
         notes.append(Note(Flag.LOW_SAMPLES, f"{facts.counted} cold prompts were measured, {LEAST_PREFILLS} are wanted"))
+    if facts.estimated_share > 0:
+        text = f"{facts.estimated_share:.0%} of the prompts were not counted by the server"
+        notes.append(Note(Flag.TOKENS_ESTIMATED, f"{text}: their rate is made with the length that was asked for"))
     client = [text for check in facts.self_checks for text in client_limits(check)]
     if client:
         notes.append(Note(Flag.CLIENT_LIMITED, "; ".join(dict.fromkeys(client))))
@@ -198,8 +203,10 @@ def _queued(facts: DecodeFacts) -> str | None:
 def _troubles(facts: DecodeFacts) -> list[str]:
     """Fault L5: what was sent again because it failed is said, never hidden."""
     found = []
-    if facts.failed:
+    if facts.failed and facts.restarts:
         found.append(f"{facts.failed} requests failed in the window and their streams started again")
+    elif facts.failed:
+        found.append(f"{facts.failed} of {facts.asked_concurrency} requests failed")
     if facts.refused:
         found.append(f"{facts.refused} requests were refused (429 or 503) and sent again")
     return found

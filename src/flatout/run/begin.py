@@ -68,7 +68,7 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
     check_url(options.url)
     check_hardware(options.hardware)
     with ExitStack() as stack:
-        server = stack.enter_context(connected(options, listener))
+        server = stack.enter_context(connected(options, listener, control))
         target = server.target
         listener(Doing("asking the server what it is and what it takes"))
         capabilities = probe(
@@ -77,6 +77,7 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
             extra_body=options.extra_body,
             temperature=options.temperature,
             on_wait=lambda text: listener(Doing("probing", wait_for=text)),
+            stopping=lambda: control.stopping,
         )
         if not options.ignore_eos:
             capabilities = _without_length_fields(capabilities)
@@ -101,22 +102,24 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
 
 def _keep_log(launched: Launched, directory: Path) -> None:
     """The launched server's log, redacted, beside the record."""
-    write_beside(directory / "server.log", launched.log_tail(lines=LOG_LINES).encode())
+    taken = sum(1 for _ in directory.glob("server*.log"))
+    name = f"server-{taken + 1}.log" if taken else "server.log"
+    write_beside(directory / name, launched.log_tail(lines=LOG_LINES).encode())
 
 
 @contextmanager
-def connected(options: Options, listener: Listener) -> Iterator[Server]:
+def connected(options: Options, listener: Listener, control: Control) -> Iterator[Server]:
     """The connected server; closed, and stopped if it was launched, at the end. Raises TargetError."""
     with ExitStack() as stack:
-        yield _server(options, listener, stack)
+        yield _server(options, listener, control, stack)
 
 
-def _server(options: Options, listener: Listener, stack: ExitStack) -> Server:
+def _server(options: Options, listener: Listener, control: Control, stack: ExitStack) -> Server:
     url, key, launched = options.url, options.key, None
     argv: tuple[str, ...] | None = None
     pid: int | None = None
     if options.launch:
-        launched = stack.enter_context(_launch(options, listener, stack))
+        launched = stack.enter_context(_launch(options, listener, control, stack))
         url, key, argv, pid = launched.url, launched.key, launched.argv, launched.pid
     if url is None:
         raise TargetError("not_a_server", "no server given: name its URL, or start one with --launch")
@@ -133,16 +136,24 @@ def _server(options: Options, listener: Listener, stack: ExitStack) -> Server:
         engine=options.engine,
         argv=argv,
         argv_source="typed" if launched else "host",
+        stopping=lambda: control.stopping,
         secrets=tuple(s for s in (options.key, key, *(value for _, value in options.headers)) if s),
     )
     stack.callback(target.close)
     return Server(target, pid, argv, launched)
 
 
-def _launch(options: Options, listener: Listener, stack: ExitStack) -> Launched:
+def _launch(options: Options, listener: Listener, control: Control, stack: ExitStack) -> Launched:
     """The server of `--launch`, not started yet. Its raw log stays in a private directory that goes with the run."""
     folder = Path(stack.enter_context(TemporaryDirectory(prefix="flatout-")))
     assert options.launch is not None
+
+    def on_wait(text: str) -> None:
+        if control.stopping:
+            raise TargetError("stopped", "stopped while the server was starting; it is ended")
+        waited = text.removeprefix("waiting for ")
+        listener(Doing("starting the server", wait_for=waited, until_s=options.ready_s))
+
     return Launched(
         options.launch,
         log_path=folder / "server.log",
@@ -152,9 +163,7 @@ def _launch(options: Options, listener: Listener, stack: ExitStack) -> Launched:
         ca_file=options.ca_file,
         insecure=options.insecure,
         ready_timeout_s=options.ready_s,
-        on_wait=lambda text: listener(
-            Doing("starting the server", wait_for=text.removeprefix("waiting for "), until_s=options.ready_s)
-        ),
+        on_wait=on_wait,
     )
 
 
@@ -296,7 +305,7 @@ def _assemble(
     record.client.calibration = calibration.name if calibration else None
     box: list[Session] = []
     book = PromptBook(options.seed, corpus)
-    record.prompts.run_nonce = f"{book.salt:x}"
+    record.prompts.run_nonce = f"{record.prompts.run_nonce} {book.salt:x}".strip()
     prompter = Prompter(book, target.adapter, capabilities, lambda text: _send_count(box[0], text))
     made = Session(
         options=options,
@@ -337,6 +346,6 @@ def _corpus(path: Path | None) -> Corpus | None:
 def _send_count(made: Session, text: str) -> int | None:
     """Prompt tokens of `text` as the server counts them, by a request for one token."""
     made.afford(len(text) // 3, 1)
-    samples = once(made, "count", [sends.stream(made.shape, text, 1)]).samples
+    samples = once(made, "count", [sends.stream(made.shape, text, 1)], len(text) // 3).samples
     counted = int(samples.prompt_tokens[0]) if samples.requests else -1
     return counted if counted > 0 else None

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flatout import record as rec
+from flatout.load.samples import Samples
 from flatout.measure import cell as measure
 from flatout.measure.verdict import decode_verdict
 from flatout.plan import Limits, PlannedCell, need, resolve, verdict_of
 from flatout.run import figures, sends
+from flatout.run.answers import error_of
 from flatout.run.idle import ensure_idle
-from flatout.run.once import hang_up, once
+from flatout.run.once import once
 from flatout.run.prompts import content_of
 from flatout.run.recount import recount
+from flatout.run.row import head_tokens
 from flatout.run.store import now_iso
 from flatout.suite import Suite, label
+from flatout.target.words import tidy
 
 if TYPE_CHECKING:
     from flatout.run.session import Session
@@ -47,6 +52,11 @@ def plan(suite: Suite, limits: Limits, requests: int) -> list[PlannedCell]:
     return cells
 
 
+def _cached(samples: Samples) -> float | None:
+    told = samples.cached_tokens[samples.cached_tokens >= 0]
+    return float(told.mean()) if len(told) else None
+
+
 def work(session: Session, planned: PlannedCell) -> None:
     """Sends all of the cell's requests at one moment and settles the cell. Raises Stopped, Budget, TargetError."""
     cell = session.cell(planned.id)
@@ -64,21 +74,36 @@ def work(session: Session, planned: PlannedCell) -> None:
     session.doing(
         f"{n} requests of {planned.label} tokens at once", planned, "all to be done", session.options.timeouts.total_s
     )
-    outcome = once(session, planned.id, streams)
-    hang_up(session, outcome)
+    outcome = once(session, planned.id, streams, tokens)
     samples = outcome.samples
     made = measure.burst_figures(samples, retokenised=recount(session, samples))
-    first, last = int(samples.send_ns.min()), int(samples.end_ns.max())
-    machine = session.sampler.window(first, last)
+    sent = samples.send_ns[samples.send_ns >= 0]
+    first = int(sent.min()) if len(sent) else time.monotonic_ns()
+    machine = session.sampler.window(first, max(first, int(samples.end_ns.max()) if samples.requests else first))
+    error = outcome.error or (error_of(samples) if not made.finished else None)
     facts = measure.burst_facts(
-        made, self_checks=outcome.checks, throttle_reasons=figures.harmful(machine), error=outcome.error
+        made,
+        exact_length_asked=session.options.ignore_eos,
+        self_checks=outcome.checks,
+        throttle_reasons=figures.harmful(machine),
+        error=error,
     )
-    facts = replace(facts, asked_concurrency=n, max_running=session.limits.max_running, streams_started=None)
+    facts = replace(
+        facts,
+        asked_concurrency=n,
+        max_running=session.limits.max_running,
+        streams_started=None,
+        restarts=False,
+        refused=outcome.refused,
+        cache_wanted="cold",
+        cached_tokens=_cached(samples),
+        expected_cached_tokens=head_tokens(session) + figures.BLOCK_TOKENS,
+    )
     figures.take_verdict(session, cell, decode_verdict(facts))
     figures.note_length(cell, [int(p) for p in samples.prompt_tokens if p > 0])
     if idle.idle is False and idle.note:
         figures.add_flag(cell, "contaminated", idle.note)
-    cell.error = session.target.redactor.text(outcome.error) if outcome.error else None
+    cell.error = tidy(error, session.target.redactor.text) if error else None
     cell.burst = rec.BurstFigures(
         end_to_end_tok_s=figures.rate(made.total_tok_s),
         per_request_tok_s=figures.as_distribution(made.request_tok_s),
@@ -88,6 +113,7 @@ def work(session: Session, planned: PlannedCell) -> None:
         itl_ms=figures.distribution(made.itl_ms),
         completed=made.finished,
         failed_requests=made.failed,
+        rate_limited=outcome.refused,
         output_tokens=made.tokens,
         longest_gap_ms=made.longest_gap_ms,
     )

@@ -8,17 +8,18 @@ from pathlib import Path
 from typing import Final
 
 from flatout.flags import MEASURED, Status
-from flatout.load.process import LoadError
+from flatout.load.process import JobRefused, LoadError
 from flatout.plan import PlannedCell
-from flatout.record import Record
+from flatout.record import Cell, Record
 from flatout.run import begin, burst, decode, row, warmup
 from flatout.run.events import Control, Finished, Listener
-from flatout.run.idle import measure_baseline
+from flatout.run.idle import faster, measure_baseline
 from flatout.run.options import Options
 from flatout.run.row import Row
 from flatout.run.session import Budget, Session, Stopped
 from flatout.run.store import now_iso
 from flatout.target.base import TargetError
+from flatout.target.words import tidy
 
 GIVE_UP_AFTER: Final = 3
 """Cells in a row that fail before the rest is given up: the server is gone."""
@@ -63,23 +64,45 @@ def _work(session: Session) -> None:
         session.warn(
             "the server has gauges but they tell no number of running requests: it is watched by probes instead"
         )
-    try:
-        if session.options.warmup:
-            warmup.work(session)
+    if not session.gauges:
+        _base(session)
+    if session.options.warmup:
+        _warm_up(session)
         if not session.gauges:
-            session.baseline = measure_baseline(session)
-    except Budget as error:
-        session.warn(f"no warm-up: {error}")
-    except Stopped as stop:
-        if not stop.skip:
-            raise
-        session.say("the warm-up was skipped")
+            _base(session)  # an engine is slower before it has compiled: the faster answer counts
     failed = 0
     for _, cells in groupby(todo, key=lambda c: c.context_tokens):
         failed = _row(session, list(cells), failed)
         if failed >= GIVE_UP_AFTER:
             _give_up(session, todo)
             return
+
+
+def _base(session: Session) -> None:
+    """Measures the unloaded server, for later probes to be held against."""
+    try:
+        found = measure_baseline(session)
+    except Budget as error:
+        session.warn(f"the server's unloaded speed is not measured: {error}")
+        return
+    session.baseline = faster(session.baseline, found) if session.baseline and found else found or session.baseline
+
+
+def _warm_up(session: Session) -> None:
+    """The warm-up; what keeps it from its end is said, and the cells are measured all the same."""
+    try:
+        warmup.work(session)
+    except Stopped as stop:
+        if not stop.skip:
+            raise
+        session.say("the warm-up was skipped")
+    except JobRefused as error:
+        session.warn(f"no warm-up: {error}")
+    except LoadError as error:
+        session.warn(f"no warm-up: {error}")
+        session.restart_pool()
+    except (Budget, TargetError) as error:
+        session.warn(f"no warm-up: {error}")
 
 
 def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
@@ -99,9 +122,10 @@ def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
     except Budget as error:
         _leave(session, cells, f"token budget: {error}")
         return failed
-    except TargetError as error:
-        _fail(session, cells, str(error))
-        return failed + len(cells)
+    except (TargetError, LoadError) as error:
+        _recover(session, error)
+        _fail(session, [c for c in cells if session.cell(c.id).finished is None], str(error))
+        return failed + 1
     if made.cut_to is not None:
         _cut(session, cells, made.cut_to)
         return 0
@@ -132,9 +156,24 @@ def _count_failed(session: Session, planned: PlannedCell, failed: int, work: obj
         _leave(session, [planned], "skipped by the user")
     except Budget as error:
         _leave(session, [planned], f"token budget: {error}")
-    except TargetError as error:
+    except (TargetError, LoadError) as error:
+        _recover(session, error)
         _fail(session, [planned], str(error))
     return failed + 1 if session.cell(planned.id).status == Status.FAILED else 0
+
+
+def _recover(session: Session, error: Exception) -> None:
+    """After a load process died or hung: new ones, for the cells that follow."""
+    if isinstance(error, LoadError) and not isinstance(error, JobRefused):
+        session.warn(f"{error}; the measuring processes were started anew")
+        session.restart_pool()
+
+
+def _emptied(cell: Cell) -> Cell:
+    """Without what an earlier go at it left behind: a cell that is not measured shows no figures."""
+    cell.decode = cell.burst = cell.window = cell.tokens = cell.telemetry = cell.self_check = None
+    cell.flags = []
+    return cell
 
 
 def _leave(session: Session, cells: Iterable[PlannedCell], reason: str) -> None:
@@ -142,6 +181,7 @@ def _leave(session: Session, cells: Iterable[PlannedCell], reason: str) -> None:
     for planned in cells:
         cell = session.cell(planned.id)
         if cell.finished is None:
+            _emptied(cell)
             cell.status, cell.reason, cell.finished = Status.NOT_RUN, reason, now_iso()
             session.settle(cell)
 
@@ -158,9 +198,9 @@ def _cut(session: Session, cells: Iterable[PlannedCell], counted: int) -> None:
 
 
 def _fail(session: Session, cells: Iterable[PlannedCell], words: str) -> None:
-    words = session.target.redactor.text(words)
+    words = tidy(words, session.target.redactor.text)
     for planned in cells:
-        cell = session.cell(planned.id)
+        cell = _emptied(session.cell(planned.id))
         cell.status, cell.reason, cell.error, cell.finished = Status.FAILED, "broke off", words, now_iso()
         session.settle(cell)
 
@@ -175,17 +215,19 @@ def _give_up(session: Session, todo: Iterable[PlannedCell]) -> None:
 def _close(session: Session, state: str, why: str | None) -> None:
     record = session.record
     record.state = "finished" if state == "finished" else "interrupted" if state == "interrupted" else "failed"
+    why = tidy(why, session.target.redactor.text) if why else None
     record.state_reason, record.finished = why, now_iso()
     for cell in record.cells:
         if cell.finished is None and cell.status == Status.NOT_RUN:
-            cell.reason = f"the run ended before it: {why or 'stopped'}"
-    record.prompts.hashes = session.prompter.hashes
-    record.prompts.exact = not session.prompter.inexact
+            _emptied(cell).reason = f"the run ended before it: {why or 'stopped'}"
+    record.prompts.hashes |= session.prompter.hashes
+    record.prompts.exact = session.prompter.exact()
     record.protocol.prompt_count = session.prompter.how
-    if session.prompter.inexact:
+    if session.prompter.off:
+        keys = ", ".join(sorted(session.prompter.off)[:4])
         session.warn(
-            f"{len(session.prompter.inexact)} prompts could not be made exactly as long as asked; the real counts are "
-            "in the record"
+            f"{len(session.prompter.off)} prompts were not exactly as long as asked ({keys} …); the real counts are in "
+            "the record"
         )
     if why and state == "failed":
         session.warn(why)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from flatout.load.job import Status, Stream
-from flatout.load.process import Outcome
+from flatout.load.process import LoadError, Outcome
 from flatout.measure.interval import early_end
 from flatout.measure.verdict import contaminated
 from flatout.plan import PlannedCell
@@ -21,10 +21,10 @@ from flatout.run.idle import Idle, ensure_idle, idle_after
 from flatout.run.once import hang_up
 from flatout.run.prompts import content_of
 from flatout.run.row import Row
-from flatout.run.session import Session, Stopped
+from flatout.run.session import Budget, Session, Stopped
 from flatout.run.store import now_iso
 from flatout.suite import Suite
-from flatout.target.base import Live
+from flatout.target.base import Live, TargetError
 
 LOOKS: Final = 4
 TICK_S: Final = 0.05
@@ -46,8 +46,6 @@ class Measured:
     after: Idle | None = None
     gauge_error: str | None = None
     looks: int = 1
-    launch_ns: int = 0
-    open_close_ns: tuple[int, int] = field(default=(0, 0))
 
 
 def look_times_s(suite: Suite) -> list[float]:
@@ -64,9 +62,14 @@ def work(session: Session, planned: PlannedCell, row: Row) -> None:
     cell = session.cell(planned.id)
     session.order += 1
     cell.order, cell.started = session.order, now_iso()
-    measured = None
+    measured: Measured | None = None
     for attempt in range(2):
-        measured = _once(session, planned, row)
+        try:
+            measured = _once(session, planned, row)
+        except (Stopped, Budget, TargetError, LoadError):
+            if measured is None:
+                raise
+            break  # the first go at the cell stands, with what is wrong with it
         figures.settle_decode(session, planned, cell, measured, row)
         if attempt == 0 and _dirty(cell, planned):
             session.say(f"{planned.label} × {planned.concurrency} was contaminated: once more")
@@ -96,22 +99,29 @@ def _once(session: Session, planned: PlannedCell, row: Row) -> Measured:
     with Poller(session.target.adapter, every_s, on=session.gauges) as poller:
         launch_ns = time.monotonic_ns()
         session.pool.start(job)
-        go = _Go(session, planned, poller)
+        go = _Go(session, planned, poller, launch_ns)
         try:
             unsteady = go.steady()
             window = None if unsteady else go.window(launch_ns)
         except Stopped:
-            hang_up(session, session.pool.stop())
+            _end(session, row)
             raise
-        outcome = session.pool.stop()
-    session.spend(outcome.samples)
-    hang_up(session, outcome)
+        outcome = _end(session, row)
+    if go.broke and job.max_requests is not None and outcome.error is None:
+        raise Budget("the requests that --max-tokens-total leaves were used up before the window ended")
     after = idle_after(session, planned)
-    close = (window.open_ns, window.close_ns) if window else (0, 0)
     return Measured(
         outcome, poller.points, window, unsteady or go.broke, before, after, poller.error,
-        len(window.looks_s) if window else 1, launch_ns, close,
+        len(window.looks_s) if window else 1,
     )  # fmt: skip
+
+
+def _end(session: Session, row: Row) -> Outcome:
+    """Ends the load: its tokens are counted, and what it left behind is cancelled."""
+    outcome = session.pool.stop()
+    session.spend(outcome.samples, row.tokens)
+    hang_up(session, outcome)
+    return outcome
 
 
 def _streams(session: Session, planned: PlannedCell, row: Row) -> list[Stream]:
@@ -136,7 +146,8 @@ def _request_budget(session: Session, planned: PlannedCell, row: Row) -> int | N
 class _Go:
     """One running job, watched by the conductor."""
 
-    def __init__(self, session: Session, planned: PlannedCell, poller: Poller) -> None:
+    def __init__(self, session: Session, planned: PlannedCell, poller: Poller, launch_ns: int) -> None:
+        self._launch_ns = launch_ns
         self.broke: str | None = None
         self._session = session
         self._planned = planned
@@ -168,7 +179,8 @@ class _Go:
         asked = self._planned.concurrency
         limit = self._session.limits.max_running or asked
         expected = min(asked, limit)
-        live = self._poller.latest
+        since_launch = self._poller.since(self._launch_ns)
+        live = since_launch[-1] if since_launch else None
         running = live.running if live else None
         waiting = (live.waiting if live else None) or 0.0
         if running and waiting and running + waiting >= math.floor(NEARLY * asked):
@@ -176,8 +188,8 @@ class _Go:
         if status.started < expected:
             return f"the first token of all streams ({status.started} of {expected} have it)"
         if running is None:
-            return None
-        if running < math.floor(NEARLY * expected):
+            return "the server's gauges" if self._session.gauges and self._poller.error is None else None
+        if running < math.ceil(NEARLY * expected):
             return f"the server to run {expected} requests (it runs {running:g})"
         if asked > limit and running + waiting < math.floor(NEARLY * asked):
             return f"the server to take all {asked} requests (it runs {running:g}, {waiting:g} wait)"

@@ -85,7 +85,7 @@ def model_facts(target: Target, identity: Identity) -> rec.ServedModel:
     redact = target.redactor.text
     return rec.ServedModel(
         id=fact(identity.model_id, redact),
-        served_as=rec.Fact(value=redact(target.model), source="server"),
+        served_as=rec.Fact(value=redact(target.model), source="server" if target.models else "typed"),
         revision=fact(identity.revision, redact),
         quantization=fact(identity.quantization, redact),
         dtype=fact(identity.dtype, redact),
@@ -191,9 +191,15 @@ def hardware(target: Target, options: Options) -> rec.Hardware:
         redact = target.redactor.text
         facts = {k: rec.Fact(value=redact(v) if isinstance(v, str) else v, source="typed") for k, v in spec.items()}
         return rec.Hardware(describes="server, as typed", facts=facts)
-    if is_local(target.address.host) and target.address.proxy is None:
+    if is_local(target.address.host) and target.address.proxy is None and not _passed_on(target.address.port):
         return rec.Hardware(describes="server", facts=machine_facts())
     return rec.Hardware(describes="client only", facts=machine_facts())
+
+
+def _passed_on(port: int) -> bool:
+    """Whether the port is held by something that only passes traffic on (ssh, a container's proxy): the server is
+    elsewhere then, or in a container that may see other hardware."""
+    return "passes the traffic on" in (listening_process(port).reason or "")
 
 
 def check_hardware(text: str | None) -> None:

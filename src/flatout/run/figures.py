@@ -13,13 +13,14 @@ from flatout.host.gpu import HARMFUL_REASONS
 from flatout.host.summary import Stat, TelemetrySummary
 from flatout.load.job import SelfCheck
 from flatout.load.process import Outcome
-from flatout.load.samples import Samples
+from flatout.load.samples import FAILED, Samples
 from flatout.measure import cell as measure
 from flatout.measure import figures as fig
-from flatout.measure.verdict import DecodeFacts, Verdict, decode_verdict, prefill_verdict
+from flatout.measure.verdict import OWN_FILL, DecodeFacts, Verdict, decode_verdict, prefill_verdict
 from flatout.plan import PlannedCell
 from flatout.run.answers import error_of
 from flatout.run.recount import recount
+from flatout.target.words import tidy
 
 if TYPE_CHECKING:
     from flatout.run.decode import Measured
@@ -128,7 +129,7 @@ def add_flag(cell: rec.Cell, name: str, detail: str) -> None:
 def take_verdict(session: Session, cell: rec.Cell, verdict: Verdict) -> None:
     text = session.target.redactor.text
     cell.status = str(verdict.status)
-    cell.reason = text(verdict.reason) if verdict.reason else None
+    cell.reason = tidy(verdict.reason, text, 1000) if verdict.reason else None
     cell.flags = [rec.Flag(name=str(note.flag), detail=text(note.detail)) for note in verdict.notes]
 
 
@@ -147,7 +148,7 @@ def settle_prefill(
     )
     facts = measure.prefill_facts(made, self_checks=checks, throttle_reasons=harmful(machine), error=error)
     take_verdict(session, cell, prefill_verdict(facts))
-    cell.error = session.target.redactor.text(error) if error else None
+    cell.error = tidy(error, session.target.redactor.text) if error else None
     counts = [s.prompt_tokens for s in made.samples if s.prompt_tokens is not None]
     cell.prefill = rec.PrefillFigures(
         prefill_tok_s=rate(made.tok_s),
@@ -200,14 +201,14 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         idle_after=measured.after.live if measured.after and measured.after.idle else None,
         run_tokens_per_byte=session.tokens_per_byte,
     )
-    if made.failed and not made.completed and error is None:
+    if made.failed and error is None and (not made.completed or _gone(outcome.samples, made, planned)):
         error = error_of(outcome.samples)
     facts = measure.decode_facts(
         made,
         asked_concurrency=planned.concurrency,
         max_running=session.limits.max_running,
         cache_wanted="warm",
-        expected_cached_tokens=row.cached_tokens or row.tokens // 2,
+        expected_cached_tokens=_expected_cached(session, row),
         exact_length_asked=session.options.ignore_eos,
         self_checks=outcome.checks,
         throttle_reasons=harmful(machine),
@@ -216,9 +217,11 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
     if not session.gauges:
         facts = _seen_by_the_client(facts, made, row)
     take_verdict(session, cell, decode_verdict(facts))
-    cell.error = session.target.redactor.text(error) if error else None
+    cell.error = tidy(error, session.target.redactor.text) if error else None
     cell.telemetry = telemetry(machine)
     cell.tokens = _tokens(made)
+    if cell.status == Status.FAILED:
+        return
     cell.decode = decode(made, row)
     real = (cell.decode.prompt_tokens_min, cell.decode.prompt_tokens_max)
     note_length(cell, [n for n in real if n is not None])
@@ -232,6 +235,24 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         add_flag(cell, Flag.CLIENT_LIMITED, why)
     if measured.gauge_error:
         session.warn(f"the server's gauges failed while {planned.id} ran: {measured.gauge_error}")
+
+
+def _gone(samples: Samples, made: fig.DecodeFigures, planned: PlannedCell) -> bool:
+    """Whether the server died in the window: streams whose last request failed, and so many fewer in flight."""
+    last = {int(stream): row for row, stream in enumerate(samples.stream)}
+    broken = sum(samples.outcome[row] == FAILED for row in last.values())
+    active = made.own_active.value
+    return broken > 0 and active is not None and active < OWN_FILL * planned.concurrency
+
+
+def _expected_cached(session: Session, row: Row) -> int:
+    """Cached tokens of a warm context: as seen when it was sent again, else its length less the rest that was seen to
+    stay uncached in an earlier row; half of it where nothing was learned."""
+    if row.cached_tokens is not None:
+        return row.cached_tokens
+    return (
+        row.tokens // 2 if session.uncached_rest is None else max(row.tokens - session.uncached_rest, row.tokens // 2)
+    )
 
 
 def _beyond(session: Session, measured: Measured, window: rec.Window) -> str | None:
@@ -265,8 +286,7 @@ def _fatal(measured: Measured, outcome: Outcome) -> str | None:
 
 
 def _settle_without_window(session: Session, cell: rec.Cell, measured: Measured, error: str | None) -> None:
-    text = session.target.redactor.text
-    words = text(error or measured.unsteady or "the load did not become steady")
+    words = tidy(error or measured.unsteady or "the load did not become steady", session.target.redactor.text)
     cell.flags, cell.telemetry = [], None
     if error:
         cell.status, cell.reason, cell.error = Status.FAILED, "broke off", words

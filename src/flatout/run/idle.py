@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from flatout.load.samples import OK, Samples
 from flatout.run import sends
+from flatout.run.answers import error_of
 from flatout.run.once import once
-from flatout.run.session import Baseline, Stopped
+from flatout.run.prompts import SMALL_TOKENS
+from flatout.run.session import Baseline, Budget, Stopped
 from flatout.target.base import Live, TargetError
 
 if TYPE_CHECKING:
@@ -86,18 +87,17 @@ def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
 
 
 def idle_after(session: Session, cell: PlannedCell) -> Idle:
-    """`ensure_idle` after a cell: a server that is gone by then takes nothing away from what was measured."""
+    """`ensure_idle` after a cell: neither a server that is gone by then, nor a stop, nor a budget that is used up takes
+    anything away from what was measured. A stop is heard again at the next step."""
     try:
         return ensure_idle(session, cell)
-    except TargetError as error:
-        return Idle(None, "gauges", 0.0, str(error))
+    except (TargetError, Stopped, Budget) as error:
+        return Idle(None, "not checked", 0.0, str(error))
 
 
 def measure_baseline(session: Session) -> Baseline | None:
-    """The unloaded server's answer to three small requests (medians), for servers that have no gauges.
-
-    None if none of them succeeded, or the server lies idle by its gauges anyway.
-    """
+    """The unloaded server's answer to small requests, the fastest of three in each part: what is left over from
+    before can only make it slower. None if none of them succeeded."""
     ttfts, tpots = [], []
     for _ in range(3):
         answer = _probe_once(session)
@@ -107,7 +107,7 @@ def measure_baseline(session: Session) -> Baseline | None:
                 tpots.append(answer.tpot_ms)
     if not ttfts:
         return None
-    return Baseline(statistics.median(ttfts), statistics.median(tpots) if tpots else None)
+    return Baseline(min(ttfts), min(tpots, default=None))
 
 
 def _by_probe(session: Session, cell: PlannedCell | None) -> Idle:
@@ -120,6 +120,8 @@ def _by_probe(session: Session, cell: PlannedCell | None) -> Idle:
     while True:
         answer = _probe_once(session)
         waited_s = time.monotonic() - begun
+        if answer is not None:
+            baseline = session.baseline = faster(baseline, answer)
         if answer is not None and _as_unloaded(answer, baseline):
             return Idle(True, "probe", waited_s)
         if waited_s >= session.options.drain_s:
@@ -133,6 +135,12 @@ def _by_probe(session: Session, cell: PlannedCell | None) -> Idle:
     return Idle(False, "probe", waited_s, note)
 
 
+def faster(one: Baseline, other: Baseline) -> Baseline:
+    """The faster of two answers, in each part."""
+    tpots = [t for t in (one.tpot_ms, other.tpot_ms) if t is not None]
+    return Baseline(min(one.ttft_ms, other.ttft_ms), min(tpots, default=None))
+
+
 def _as_unloaded(answer: Baseline, baseline: Baseline) -> bool:
     if answer.ttft_ms > PROBE_TTFT_FACTOR * baseline.ttft_ms + PROBE_TTFT_SPARE_MS:
         return False
@@ -144,7 +152,9 @@ def _as_unloaded(answer: Baseline, baseline: Baseline) -> bool:
 def _probe_once(session: Session) -> Baseline | None:
     prompt = session.prompter.small()
     session.afford(64, PROBE_TOKENS)
-    samples = once(session, "probe", [sends.stream(session.shape, prompt, PROBE_TOKENS)]).samples
+    samples = once(session, "probe", [sends.stream(session.shape, prompt, PROBE_TOKENS)], SMALL_TOKENS).samples
+    if samples.requests and bool((samples.send_ns < 0).all()):
+        raise TargetError("refused", f"the server is gone: {error_of(samples)}")
     return answer_of(samples)
 
 

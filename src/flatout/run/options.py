@@ -17,7 +17,7 @@ class Options:
     """Defaults are what a user gets who gives a URL and nothing else. Times in seconds.
 
     `drain`: make the server idle before each cell (off only to show what that is good for). `steady_s`: longest wait
-    for the load to become steady. `drain_s`: longest wait for the server to become idle. `repeats`: windows a cell.
+    for the load to become steady. `drain_s`: longest wait for the server to become idle.
     """
 
     url: str | None = None
@@ -67,6 +67,8 @@ class Options:
             "extra_body": json.loads(self.extra_body),
             "ignore_eos": self.ignore_eos,
             "requests": self.requests,
+            "seed": self.seed,
+            "tokenizer": self.tokenizer.name if self.tokenizer else None,
             "max_concurrency": self.max_concurrency,
             "max_tokens_total": self.max_tokens_total,
             "warmup": self.warmup,

@@ -35,7 +35,8 @@ class Prompter:
         self.book = book
         self.how: str | None = None
         self.hashes: dict[str, str] = {}
-        self.inexact: list[str] = []
+        self.off: set[str] = set()
+        self._known = 0
         self._adapter = adapter
         self._capabilities = capabilities
         self._send_count = send_count
@@ -46,9 +47,17 @@ class Prompter:
         """A prompt of `tokens` tokens (the template's included) that was never sent. Raises TargetError, Stopped."""
         prompt = self._ids(key, tokens) or self._counted(key, tokens) or self._sent(key, tokens)
         self.hashes[key] = prompt.sha256
-        if prompt.exact is False and key not in self.inexact:
-            self.inexact.append(key)
         return prompt
+
+    def used(self, key: str, prompt: Prompt) -> None:
+        """Notes a prompt that is really measured, with the server's count where it gave one."""
+        self._known += prompt.exact is not None and prompt.counted_by != "sibling_usage"
+        if prompt.exact is False:
+            self.off.add(key)
+
+    def exact(self) -> bool | None:
+        """Whether every prompt that was measured was as long as asked; None where the server counted none of them."""
+        return not self.off if self._known else None
 
     def distrust(self) -> bool:
         """Counts no longer by the server's tokenizer call, which its usage contradicts; False if it did not anyway."""

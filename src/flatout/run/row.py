@@ -78,8 +78,11 @@ def prepare(session: Session, cells: Sequence[PlannedCell]) -> Row:
         cell = session.cell(prefill.id)
         machine = session.sampler.window(t_open, time.monotonic_ns())
         figures.settle_prefill(session, cell, merge(row.cold), sends.checks, machine, row.error, head_tokens(session))
-        if idle.idle is False and idle.note:
-            figures.add_flag(cell, "contaminated", idle.note)
+        foreign = sends.foreign or (idle.note if idle.idle is False else None)
+        if foreign:
+            figures.add_flag(cell, "contaminated", foreign)
+        if cell.prefill is not None:
+            cell.prefill.rate_limited = sends.refused
         _close(session, cell, started, row)
     return row
 
@@ -97,9 +100,12 @@ class _ColdSends:
         self.checks: list[SelfCheck] = []
         self.todo = [f"x/{tokens}/{i}" for i in range(extra)] + [f"c/{tokens}/{i}" for i in range(contexts)]
         self._session, self._prefill, self._label = session, prefill, cells[0].label
+        self.refused = 0
         self._what = "prefill" if prefill else "filling the cache with"
         self._redo = REDO_COLD if prefill else 0
         self._tries: list[Prompt] = []
+        self._retries = 1
+        self.foreign: str | None = None
 
     def next(self) -> None:
         """Sends the next one; empties `todo` where nothing of this length can be measured."""
@@ -110,12 +116,15 @@ class _ColdSends:
         session.check()
         session.afford(row.tokens, session.cold_output)
         prompt = session.prompter.make(key, row.tokens)
+        self._alone()
         outcome = send_alone(session, f"cold {key}", prompt, session.cold_output)
         self.checks += outcome.checks
         if self._again(prompt, outcome.samples):
             self.todo.insert(0, key)
             return
         row.cold.append(outcome.samples)
+        self.refused += outcome.refused
+        session.prompter.used(key, _with_count(prompt, outcome.samples))
         self._look(outcome)
         if row.error or row.cut_to is not None:
             self.todo.clear()
@@ -126,9 +135,22 @@ class _ColdSends:
             self._redo -= 1
             self.todo.insert(0, f"{key}+")
 
+    def _alone(self) -> None:
+        """Prefill is measured alone on the server: whatever runs before a send is waited for, and named if it stays."""
+        live = self._session.live() if self._session.gauges else None
+        if live is not None and (live.running or live.waiting):
+            idle = ensure_idle(self._session, self._prefill)
+            if idle.idle is False:
+                self.foreign = idle.note
+
     def _again(self, prompt: Prompt, samples: Samples) -> bool:
         """Whether to send another instead: nothing could be seen of the answer, or the tokenizer call was wrong."""
         session = self._session
+        if not answered(samples) and not _silent(samples) and self._retries:
+            self._retries -= 1
+            session.say(f"a cold prompt failed and is sent again: {session.target.redactor.text(error_of(samples))}")
+            session.control.sleep(0.5)
+            return True
         if _silent(samples) and session.cold_output < MOST_COLD_OUTPUT:
             session.cold_output = min(MOST_COLD_OUTPUT, 16 * session.cold_output)
             return True
@@ -231,6 +253,8 @@ def _learn(session: Session, row: Row) -> int:
         session.afford(row.tokens, 1)
         samples = send_alone(session, f"warm {row.tokens}/0", row.prompts[0]).samples
         if _note_cached(row, samples):
+            if row.cached_tokens is not None:
+                session.uncached_rest = int(samples.prompt_tokens[0]) - row.cached_tokens
             return sent
     if row.warm is False:
         session.warn(
@@ -247,7 +271,8 @@ def _note_cached(row: Row, samples: Samples) -> bool:
     cached, prompt = int(samples.cached_tokens[0]), int(samples.prompt_tokens[0])
     if cached >= 0:
         row.warm = cached >= CACHED_SHARE * max(prompt, 1)
-        row.cached_tokens = max(row.cached_tokens or 0, cached) if row.warm else row.cached_tokens
+        if row.warm:
+            row.cached_tokens = max(row.cached_tokens or 0, cached)
         return row.warm
     if row.cold_ttft_ms is not None and ttft_ms(samples) < FASTER_SHARE * row.cold_ttft_ms:
         row.warm = True

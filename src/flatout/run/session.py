@@ -10,7 +10,7 @@ from flatout.calibration import Calibration
 from flatout.host.telemetry import Sampler
 from flatout.load.job import Job, Stream
 from flatout.load.process import LoadPool
-from flatout.load.samples import OK, Samples
+from flatout.load.samples import OK, REFUSED, Samples
 from flatout.plan import Limits, PlannedCell
 from flatout.record import Cell, Record
 from flatout.run import sends
@@ -48,6 +48,7 @@ class Baseline:
 class Session:
     """The parts of a running run, made by `run.begin`. `warm_sends`: sends after which a context is cached, learned.
 
+    `uncached_rest`: tokens at the end of a warm prompt that were not cached when it was sent again, learned.
     `gauges`: the server tells how many requests it runs (its page may be there and say nothing). `cold_output`: tokens
     that a cold prompt asks for: one, or as many as it takes until one can be seen.
     """
@@ -72,6 +73,7 @@ class Session:
     gauges: bool = False
     cold_output: int = 1
     warm_sends: int | None = None
+    uncached_rest: int | None = None
     billed_tokens: int = 0
     billed_bytes: int = 0
     spent_prompt: int = 0
@@ -122,6 +124,12 @@ class Session:
         except (TargetError, ArithmeticError, ValueError):
             return None
 
+    def restart_pool(self) -> None:
+        """New load processes in place of those that died or hang."""
+        self.pool.restart()
+        for i, pid in enumerate(self.pool.pids):
+            self.sampler.watch(f"load_{i + 1}", pid)
+
     def machine_now(self) -> dict[str, float | None]:
         """The machine over the last two seconds, by name with unit."""
         from flatout.run.figures import machine_stats
@@ -170,13 +178,16 @@ class Session:
             max_requests,
         )
 
-    def spend(self, samples: Samples) -> None:
-        """Counts what the server billed for these requests (for cut ones: the prompt, and what arrived)."""
-        sent = samples.prompt_tokens[samples.prompt_tokens > 0].sum()
-        billed = samples.completion_tokens.clip(min=0)
-        arrived = samples.arrival_count
-        self.spent_prompt += int(sent)
-        self.spent_output += int(billed.sum()) + int(arrived[samples.completion_tokens < 0].sum())
+    def spend(self, samples: Samples, prompt_tokens: int) -> None:
+        """Counts what these requests cost: as the server billed them; where it did not (cut ones, or no usage at all),
+        the prompt's length `prompt_tokens`, and the answer's by what usage billed per byte so far, else by events."""
+        sent = (samples.send_ns >= 0) & (samples.outcome != REFUSED)
+        told = samples.prompt_tokens >= 0
+        self.spent_prompt += int(samples.prompt_tokens[told].sum()) + prompt_tokens * int((sent & ~told).sum())
+        untold = samples.completion_tokens < 0
+        per_byte = self.tokens_per_byte
+        guess = samples.text_bytes * per_byte if per_byte is not None else samples.arrival_count
+        self.spent_output += int(samples.completion_tokens.clip(min=0).sum()) + int(guess[untold].sum())
         whole = (samples.outcome == OK) & (samples.completion_tokens > 0) & (samples.text_bytes > 0)
         self.billed_tokens += int(samples.completion_tokens[whole].sum())
         self.billed_bytes += int(samples.text_bytes[whole].sum())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable
@@ -81,6 +80,3 @@ class Store:
         (self.directory / "samples").mkdir(exist_ok=True)
         write_beside(self.directory / "samples" / name, samples.to_bytes())
         return f"samples/{name}"
-
-    def write_notes(self, name: str, content: object) -> None:
-        write_beside(self.directory / name, json.dumps(content, indent=1).encode())

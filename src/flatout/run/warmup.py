@@ -60,16 +60,20 @@ def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
     for _ in range(MOST_GOES):
         session.check()
         session.afford(n * tokens * 2, n * cell.max_output * 2)
-        speed, error = _go(session, [sends.stream(session.shape, content_of(p), cell.max_output) for p in prompts])
+        speed, error = _go(
+            session, [sends.stream(session.shape, content_of(p), cell.max_output) for p in prompts], tokens
+        )
         if error:
-            return Warmup(what=what, tok_s=speeds, repeats=False, note=session.target.redactor.text(error))
+            return Warmup(
+                what=what, speeds=speeds, unit="events/s", repeats=False, note=session.target.redactor.text(error)
+            )
         speeds.append(speed)
         if repeats(speeds):
             break
-    return Warmup(what=what, tok_s=speeds, repeats=repeats(speeds), note="events/s, not tokens")
+    return Warmup(what=what, speeds=speeds, unit="events/s", repeats=repeats(speeds))
 
 
-def _go(session: Session, streams: list[Stream]) -> tuple[float | None, str | None]:
+def _go(session: Session, streams: list[Stream], tokens: int) -> tuple[float | None, str | None]:
     """One go of GO_S, from when all streams have their first token. Events/s, and the error if it broke."""
     session.pool.start(session.job("warm-up", "closed", streams, 2 * len(streams) if session.limited else None))
     try:
@@ -81,7 +85,7 @@ def _go(session: Session, streams: list[Stream]) -> tuple[float | None, str | No
         close_ns = time.monotonic_ns()
     finally:
         outcome = session.pool.stop()
-        session.spend(outcome.samples)
+        session.spend(outcome.samples, tokens)
         hang_up(session, outcome)
     session.check()
     if outcome.error:
@@ -102,9 +106,10 @@ def _long(session: Session, cell: PlannedCell) -> Warmup:
         session.afford(tokens, 1)
         samples = send_alone(session, "warm-up", session.prompter.make(f"w/{tokens}/long/{go}", tokens)).samples
         if not answered(samples):
-            return Warmup(what=what, tok_s=speeds, repeats=False, note=session.target.redactor.text(error_of(samples)))
+            words = session.target.redactor.text(error_of(samples))
+            return Warmup(what=what, speeds=speeds, unit="prompt tok/s", repeats=False, note=words)
         speeds.append(tokens / ttft_ms(samples) * 1e3)
         if repeats(speeds):
             break
-    note = "prompt tokens/s" + ("" if goes > 1 else "; a long prompt is sent once only: its cold samples are three")
-    return Warmup(what=what, tok_s=speeds, repeats=repeats(speeds), note=note)
+    note = None if goes > 1 else "a long prompt is sent once only: its cold samples are three"
+    return Warmup(what=what, speeds=speeds, unit="prompt tok/s", repeats=repeats(speeds), note=note)

@@ -101,10 +101,12 @@ def _warmups(record: Record) -> Html | None:
         return None
     items = []
     for warmup in record.warmups[:20]:
-        speeds = ", ".join(values.rate(value) for value in warmup.tok_s[:12])
+        speeds = ", ".join(values.rate(value) for value in warmup.speeds[:12])
         how = "until the speed repeated" if warmup.repeats else "its speed did not repeat"
         note = f" ({clean(warmup.note, 100)})" if warmup.note else ""
-        items.append(tag("li", f"{clean(warmup.what, 120)}: {speeds or numbers.NONE}{note}, {how}"))
+        items.append(
+            tag("li", f"{clean(warmup.what, 120)}: {speeds or numbers.NONE} {clean(warmup.unit, 40)}{note}, {how}")
+        )
     return join(
         tag("p", "Warm-up before the first cell, not measured:", class_="cap"), tag("ul", items, class_="notes")
     )
