@@ -246,7 +246,7 @@ def test_c1_warm_prompts_are_not_counted() -> None:
 def test_prefill_without_counts_and_with_failures() -> None:
     unknown = prefill_figures(samples([cold(800, prompt=-1, cached=-1)] * 3), prompt_tokens=4000)
     assert unknown.tok_s.value == pytest.approx(5000) and unknown.unverified == 3
-    assert prefill_verdict(prefill_facts(unknown)).flags == (Flag.COLD_UNVERIFIED,)
+    assert prefill_verdict(prefill_facts(unknown)).flags == (Flag.COLD_UNVERIFIED, Flag.TOKENS_ESTIMATED)
     no_length = prefill_figures(samples([cold(800, prompt=-1)]))
     assert no_length.tok_s.value is None and "length of the prompt" in (no_length.samples[0].reason or "")
     broken = samples([Request(end_ns=S, outcome=FAILED, error=0)], ["HTTP 500: no memory"])

@@ -23,6 +23,7 @@ from flatout.target.base import TargetError
 from tests.rigged import measure, rig, suite
 
 FLATOUT = [sys.executable, "-m", "flatout"]
+NO_COUNTS = ["stream_options.continuous_usage_stats"]
 
 
 def run_cli(*words: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
@@ -311,7 +312,7 @@ def test_refusals_of_a_burst_are_counted(tmp_path: Path) -> None:
 
 
 def test_prompts_that_nobody_counts_are_marked_as_estimates(tmp_path: Path) -> None:
-    with rig({"dialect": "openai", "decode_tok_s": 300, "usage": "none"}) as server:
+    with rig({"dialect": "openai", "decode_tok_s": 300, "usage": "none", "refuse_fields": NO_COUNTS}) as server:
         run = measure(server, tmp_path, suite=suite(prefill=(256,), decode=()))
     cell = run.cell("p/256")
     assert "tokens_estimated" in [f.name for f in cell.flags] and run.record.prompts.exact is None
@@ -321,7 +322,7 @@ def test_prompts_that_nobody_counts_are_marked_as_estimates(tmp_path: Path) -> N
 
 
 def test_a_budget_counts_prompts_that_the_server_does_not(tmp_path: Path) -> None:
-    with rig({"dialect": "openai", "decode_tok_s": 300, "usage": "none"}) as server:
+    with rig({"dialect": "openai", "decode_tok_s": 300, "usage": "none", "refuse_fields": NO_COUNTS}) as server:
         run = measure(server, tmp_path, suite=suite(concurrency=(1,), time_s=1.0, min_time_s=1.0))
         true = int(run.truth.prompt_tokens[run.truth.prompt_tokens >= 200].sum())
     assert run.record.tokens_spent["prompt"] >= 0.9 * true > 0
@@ -331,7 +332,7 @@ def test_a_server_that_dies_in_the_window_fails_the_cell(tmp_path: Path) -> None
     with rig({"dialect": "vllm", "decode_tok_s": 100}) as server:
 
         def kill(event: object) -> None:
-            if type(event).__name__ == "Doing" and "measuring 256 × 2: 1" in event.text:  # type: ignore[attr-defined]
+            if type(event).__name__ == "Doing" and "measuring 256 × 2: 1" in getattr(event, "text", ""):
                 server.stop()
 
         from flatout.run.options import Options
@@ -347,8 +348,8 @@ def test_a_machine_that_cannot_open_so_many_files_fails_those_cells_only(tmp_pat
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
         words = " ".join(
             [
-                "ulimit -Hn 200; ulimit -n 200; exec", *FLATOUT, "run", server.url, "--contexts", "64", "--prefill", "none",
-                "--concurrency", "1,150", "--time", "1", "--max-output", "32", "--results", str(tmp_path), "--plain",
+                "ulimit -Hn 200; ulimit -n 200; exec", *FLATOUT, "run", server.url, "--contexts", "64", "--prefill",
+                "none", "--concurrency", "1,150", "--time", "1", "--max-output", "32", "--results", str(tmp_path), "--plain",
             ]
         )  # fmt: skip
         done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=200, check=False)
@@ -367,7 +368,7 @@ def test_a_load_process_that_is_killed_costs_its_cell_only(tmp_path: Path) -> No
         done: list[int] = []
 
         def kill(event: object) -> None:
-            if type(event).__name__ == "Doing" and "measuring 256 × 1:" in event.text and not done:  # type: ignore[attr-defined]
+            if type(event).__name__ == "Doing" and "measuring 256 × 1:" in getattr(event, "text", "") and not done:
                 for child in psutil.Process().children(recursive=True):
                     if "flatout.load" in " ".join(child.cmdline()):
                         child.kill()
@@ -387,7 +388,7 @@ def test_a_stop_while_draining_keeps_what_was_measured(tmp_path: Path) -> None:
     with rig({"dialect": "sglang", "decode_tok_s": 100, "leftover": True, "leftover_abortable": False}) as server:
 
         def stop(event: object) -> None:
-            if type(event).__name__ == "Doing" and event.text == "draining":  # type: ignore[attr-defined]
+            if type(event).__name__ == "Doing" and getattr(event, "text", "") == "draining":
                 control.stop("a test")
 
         from flatout.run.options import Options

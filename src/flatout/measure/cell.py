@@ -11,11 +11,10 @@ import numpy.typing as npt
 
 from flatout.load.job import SelfCheck
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
-from flatout.measure import interval, latency, looping, tokens, trace, trend, window
+from flatout.measure import checks, interval, latency, looping, tokens, trace, trend, window
 from flatout.measure.figures import (
     Acceptance,
     BurstFigures,
-    CountPair,
     DecodeFigures,
     Distribution,
     Number,
@@ -30,10 +29,6 @@ from flatout.target.base import Live
 
 I64 = npt.NDArray[np.int64]
 
-OVER_ASKED: Final = 3
-"""An end token and the like may be billed beyond the limit."""
-STOP_S: Final = 0.3
-"""Time within which engines stop a request that was cut; what they generate in it is no disagreement."""
 _LOOKED_AT: Final = 256
 """Answers checked for loops, evenly chosen."""
 
@@ -87,7 +82,7 @@ def decode_figures(
         drift=trend.drift(pace, least_change=2.0 * precision),
         modes=trend.modes(pace, least=3, least_run=3),
         looping_share=_loops(samples),
-        counts=_count_pairs(samples, counts, speeds["request_tok_s"].value, idle_before, idle_after),
+        counts=checks.count_pairs(samples, counts, speeds["request_tok_s"].value, idle_before, idle_after),
         tok_s_series=window.rate_series(table, t0, t1),
         **speeds,
         **_requests(samples, counts, table, t0, t1),
@@ -283,7 +278,7 @@ def burst_figures(samples: Samples, *, retokenised: Mapping[int, int] | None = N
         asked_mean=asked,
         output_mean=output,
         looping_share=_loops(samples),
-        counts=_count_pairs(samples, counts, None, None, None),
+        counts=checks.count_pairs(samples, counts, None, None, None),
         tok_s_series=window.rate_series(table, t0, t1 + 1),
     )
 
@@ -453,50 +448,3 @@ def _loops(samples: Samples) -> Number:
         return Number(None, "the texts were not kept")
     step = max(1, len(samples.texts) // _LOOKED_AT)
     return looping.looping_share(samples.texts[::step])
-
-
-def _count_pairs(
-    samples: Samples,
-    counts: tokens.TokenCounts,
-    request_tok_s: float | None,
-    idle_before: Live | None,
-    idle_after: Live | None,
-) -> tuple[CountPair, ...]:
-    """Every two counts of the same tokens: usage, ids, and the server's counter between two idle moments."""
-    pairs = []
-    if counts.usage_pair is not None:
-        pairs.append(CountPair("events against final usage", *counts.usage_pair))
-    if counts.ids_pair is not None:
-        pairs.append(CountPair("running counts against token ids", *counts.ids_pair))
-    over = _more_than_asked(samples, counts)
-    if over is not None:
-        pairs.append(over)
-    before = idle_before.generated_total if idle_before is not None else None
-    after = idle_after.generated_total if idle_after is not None else None
-    if before is not None and after is not None and after >= before:
-        own = float(counts.tokens.sum() + counts.hidden.sum())
-        slack = _made_after_the_cut(samples, counts, request_tok_s or 0.0)
-        pairs.append(CountPair("own tokens against the server's counter", own, after - before, slack))
-    return tuple(pairs)
-
-
-def _per_request(samples: Samples, counts: tokens.TokenCounts) -> npt.NDArray[np.float64]:
-    """Tokens of each request, hidden reasoning included. Shape R."""
-    made = [float(counts.tokens[samples.arrivals_of(r)].sum()) for r in range(samples.requests)]
-    return np.array(made) + counts.hidden
-
-
-def _more_than_asked(samples: Samples, counts: tokens.TokenCounts) -> CountPair | None:
-    """No request can have more tokens than it asked for: a count that says so is wrong (T1). None if none does."""
-    made, asked = _per_request(samples, counts), samples.asked_tokens * np.maximum(samples.choices, 1)
-    over = (samples.asked_tokens > 0) & (made > asked + OVER_ASKED)
-    if not over.any():
-        return None
-    return CountPair("tokens counted against tokens asked for", float(made[over].sum()), float(asked[over].sum()))
-
-
-def _made_after_the_cut(samples: Samples, counts: tokens.TokenCounts, request_tok_s: float) -> float:
-    """Tokens that the server may have counted after requests were cut: what they still lacked, at most STOP_S of it."""
-    cut = (samples.outcome != OK) & (samples.outcome != REFUSED)
-    lacking = np.maximum(samples.asked_tokens - _per_request(samples, counts), 0.0)
-    return float(np.minimum(lacking, request_tok_s * STOP_S)[cut].sum())

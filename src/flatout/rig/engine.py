@@ -207,10 +207,14 @@ class Engine:
             job.record.cached_tokens = job.cached
         # A preempted job computes its own output again as well.
         work_ns = self._speed.prefill_ns(job.prompt.tokens + job.done, job.cached)
+        if self.config.prefill_queue == "serial":
+            # Noting a long prompt's blocks takes milliseconds: here nobody waits, and no other begins before its end.
+            self.cache.insert(job.prompt)
         self._at_time(t_ns + work_ns, _WORK_DONE, job)
 
     def _work_done(self, job: Job, t_ns: int) -> None:
-        self.cache.insert(job.prompt)
+        if self.config.prefill_queue != "serial":
+            self.cache.insert(job.prompt)
         if self._prefill_queue and self._prefill_queue[0] is job:
             self._prefill_queue.popleft()
             if self._prefill_queue:

@@ -325,8 +325,8 @@ def _assemble(
         calibration=calibration,
         recounter=from_file(options.tokenizer) if options.tokenizer else None,
         order=max((c.order or 0 for c in record.cells), default=0),
-        spent_prompt=record.tokens_spent.get("prompt", 0),
-        spent_output=record.tokens_spent.get("output", 0),
+        spent_prompt=record.tokens_spent.get("prompt", 0) + capabilities.prompt_tokens,
+        spent_output=record.tokens_spent.get("output", 0) + capabilities.output_tokens,
     )
     box.append(made)
     return made

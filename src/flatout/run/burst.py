@@ -7,8 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flatout import record as rec
+from flatout.load.process import Outcome
 from flatout.load.samples import Samples
 from flatout.measure import cell as measure
+from flatout.measure import figures as fig
 from flatout.measure.verdict import decode_verdict
 from flatout.plan import Limits, PlannedCell, need, resolve, verdict_of
 from flatout.run import figures, sends
@@ -71,26 +73,33 @@ def work(session: Session, planned: PlannedCell) -> None:
     idle = ensure_idle(session, planned)
     session.order += 1
     cell.order, cell.started = session.order, now_iso()
-    session.doing(
-        f"{n} requests of {planned.label} tokens at once", planned, "all to be done", session.options.timeouts.total_s
-    )
+    longest_s = session.options.timeouts.total_s
+    session.doing(f"{n} requests of {planned.label} tokens at once", planned, "all to be done", longest_s)
     outcome = once(session, planned.id, streams, tokens)
+    _settle(session, cell, outcome)
+    if idle.idle is False and idle.note:
+        figures.add_flag(cell, "contaminated", idle.note)
+    cell.finished, cell.samples = now_iso(), session.store.write_samples(cell.id, outcome.samples)
+    session.settle(cell)
+
+
+def _settle(session: Session, cell: rec.Cell, outcome: Outcome) -> None:
+    """Figures, verdict and checks of a burst."""
     samples = outcome.samples
     made = measure.burst_figures(samples, retokenised=recount(session, samples))
     sent = samples.send_ns[samples.send_ns >= 0]
     first = int(sent.min()) if len(sent) else time.monotonic_ns()
     machine = session.sampler.window(first, max(first, int(samples.end_ns.max()) if samples.requests else first))
     error = outcome.error or (error_of(samples) if not made.finished else None)
-    facts = measure.burst_facts(
-        made,
-        exact_length_asked=session.options.ignore_eos,
-        self_checks=outcome.checks,
-        throttle_reasons=figures.harmful(machine),
-        error=error,
-    )
     facts = replace(
-        facts,
-        asked_concurrency=n,
+        measure.burst_facts(
+            made,
+            exact_length_asked=session.options.ignore_eos,
+            self_checks=outcome.checks,
+            throttle_reasons=figures.harmful(machine),
+            error=error,
+        ),
+        asked_concurrency=cell.concurrency,
         max_running=session.limits.max_running,
         streams_started=None,
         restarts=False,
@@ -101,10 +110,16 @@ def work(session: Session, planned: PlannedCell) -> None:
     )
     figures.take_verdict(session, cell, decode_verdict(facts))
     figures.note_length(cell, [int(p) for p in samples.prompt_tokens if p > 0])
-    if idle.idle is False and idle.note:
-        figures.add_flag(cell, "contaminated", idle.note)
     cell.error = tidy(error, session.target.redactor.text) if error else None
-    cell.burst = rec.BurstFigures(
+    cell.burst = _figures(made, outcome.refused) if error is None else None
+    cell.tokens = rec.Tokens(
+        source=", ".join(made.token_sources) or None, in_window=made.tokens, estimated_share=made.estimated_share
+    )
+    cell.self_check, cell.telemetry = figures.self_check(outcome.checks), figures.telemetry(machine)
+
+
+def _figures(made: fig.BurstFigures, refused: int) -> rec.BurstFigures:
+    return rec.BurstFigures(
         end_to_end_tok_s=figures.rate(made.total_tok_s),
         per_request_tok_s=figures.as_distribution(made.request_tok_s),
         duration_s=made.wall_s.value,
@@ -113,13 +128,7 @@ def work(session: Session, planned: PlannedCell) -> None:
         itl_ms=figures.distribution(made.itl_ms),
         completed=made.finished,
         failed_requests=made.failed,
-        rate_limited=outcome.refused,
+        rate_limited=refused,
         output_tokens=made.tokens,
         longest_gap_ms=made.longest_gap_ms,
     )
-    cell.tokens = rec.Tokens(
-        source=", ".join(made.token_sources) or None, in_window=made.tokens, estimated_share=made.estimated_share
-    )
-    cell.self_check, cell.telemetry = figures.self_check(outcome.checks), figures.telemetry(machine)
-    cell.finished, cell.samples = now_iso(), session.store.write_samples(cell.id, samples)
-    session.settle(cell)

@@ -10,6 +10,7 @@ from typing import Final
 
 from flatout.load.job import Status, Stream
 from flatout.load.process import LoadError, Outcome
+from flatout.measure.ends import even_ends
 from flatout.measure.interval import early_end
 from flatout.measure.verdict import contaminated
 from flatout.plan import PlannedCell
@@ -30,6 +31,10 @@ LOOKS: Final = 4
 TICK_S: Final = 0.05
 SHOW_S: Final = 0.25
 BIN_NS: Final = 10_000_000
+EVEN_SHARE: Final = 0.5
+"""Of the wanted precision: so much may a window's share of pauses cost at its possible ends."""
+SPEED_SHARE: Final = 0.2
+"""Of the shortest window: so long the streams' speed is watched before the window opens, to know when they restart."""
 NEARLY: Final = 0.95
 """Share of the expected requests that must run: at any moment a few are between two of their requests."""
 
@@ -198,7 +203,7 @@ class _Go:
     def window(self, launch_ns: int) -> Window | None:
         """Opens the window now, and closes it at one of the times fixed beforehand; None if the load broke."""
         suite = self._session.options.suite
-        looks = look_times_s(suite)
+        looks = self._looks(launch_ns)
         opened, open_ns = now_iso(), time.monotonic_ns()
         ended_by = "fixed time" if len(looks) == 1 else "longest time"
         for index, at_s in enumerate(looks):
@@ -212,6 +217,29 @@ class _Go:
             opened=opened, open_ns=open_ns, close_ns=close_ns, length_s=(close_ns - open_ns) / 1e9, ended_by=ended_by,
             looks_s=looks, steady_after_s=(open_ns - launch_ns) / 1e9,
         )  # fmt: skip
+
+    def _looks(self, launch_ns: int) -> list[float]:
+        """The window's possible ends: where precision is asked for, times at which the pauses between requests have
+        their share. Watches the streams' speed for a moment."""
+        suite, n = self._session.options.suite, self._planned.concurrency
+        looks = look_times_s(suite)
+        steady_ns = time.monotonic_ns()
+        per_event = self._session.tokens_per_event
+        if len(looks) < 2 or per_event is None or n > (self._session.limits.max_running or n):
+            return looks
+        before = self._session.pool.status()
+        self._session.control.sleep(SPEED_SHARE * suite.min_time_s)
+        after = self._session.pool.status()
+        events = after.events - before.events
+        if events <= 0 or after.t_ns <= before.t_ns:
+            return looks
+        token_s = (after.t_ns - before.t_ns) / 1e9 * n / (events * per_event)
+        pause_s = max(0.0, (steady_ns - launch_ns) / 1e9 - TICK_S / 2)
+        age_s = (time.monotonic_ns() - steady_ns) / 1e9
+        most = self._planned.max_output
+        firsts = sends.first_lengths(n, most, self._session.options.seed + n)
+        assert suite.precision is not None
+        return even_ends(firsts, most, token_s, pause_s, age_s, looks, EVEN_SHARE * suite.precision)
 
     def _until(self, close_ns: int, longest_s: float, open_ns: int) -> bool:
         """Waits until `close_ns`; False if the load broke. Raises Stopped."""

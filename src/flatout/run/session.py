@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from flatout.calibration import Calibration
 from flatout.host.telemetry import Sampler
@@ -22,6 +23,9 @@ from flatout.target.base import Live, TargetError
 from flatout.target.detect import Target
 from flatout.target.openai import Shape
 from flatout.target.probe import Capabilities
+
+LEAST_EVENTS: Final = 64
+"""Events with content from which tokens an event are known well enough."""
 
 
 class Stopped(Exception):
@@ -76,6 +80,7 @@ class Session:
     uncached_rest: int | None = None
     billed_tokens: int = 0
     billed_bytes: int = 0
+    tokens_per_event: float | None = None
     spent_prompt: int = 0
     spent_output: int = 0
     jobs: int = 0
@@ -178,6 +183,14 @@ class Session:
             max_requests,
         )
 
+    def _learn_from_running_counts(self, samples: Samples) -> None:
+        """Tokens an event, of requests that were cut and whose server counts in each event."""
+        rows = [samples.arrivals_of(i) for i in range(samples.requests) if samples.arrival_count[i] > 0]
+        last = [int(samples.running_tokens[row][-1]) for row in rows]
+        events = int(samples.arrival_count.sum())
+        if events >= LEAST_EVENTS and last and min(last) > 0:
+            self.tokens_per_event = sum(last) / events
+
     def spend(self, samples: Samples, prompt_tokens: int) -> None:
         """Counts what these requests cost: as the server billed them; where it did not (cut ones, or no usage at all),
         the prompt's length `prompt_tokens`, and the answer's by what usage billed per byte so far, else by events."""
@@ -191,4 +204,10 @@ class Session:
         whole = (samples.outcome == OK) & (samples.completion_tokens > 0) & (samples.text_bytes > 0)
         self.billed_tokens += int(samples.completion_tokens[whole].sum())
         self.billed_bytes += int(samples.text_bytes[whole].sum())
+        done = samples.completion_tokens > 1
+        events = int(samples.arrival_count[done].sum())
+        if events >= LEAST_EVENTS:
+            self.tokens_per_event = float(samples.completion_tokens[done].sum()) / events
+        else:
+            self._learn_from_running_counts(samples)
         self.record.tokens_spent = {"prompt": self.spent_prompt, "output": self.spent_output}

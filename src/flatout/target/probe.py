@@ -49,7 +49,8 @@ class Capabilities:
     """How requests to this server are made, and what it reports.
 
     `dropped`: fields that it refused, with its own words. `ignored`: fields that it took and that had no effect, with
-    what was seen. `template_tokens`: prompt tokens beyond the text's own (the chat template's, or a BOS).
+    what was seen. `requests`, `prompt_tokens`, `output_tokens`: what the probe itself cost.
+    `template_tokens`: prompt tokens beyond the text's own (the chat template's, or a BOS).
     """
 
     api: Api
@@ -63,6 +64,8 @@ class Capabilities:
     template_tokens: int | None = None
     template_reason: str | None = None
     requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
     notes: tuple[str, ...] = ()
 
     def shape(self, model: str, *, temperature: float | None = None, extra_body: str = "{}") -> Shape:
@@ -119,6 +122,7 @@ class _Prober:
         self.max_tokens_field = self.wants.max_tokens_field
         self.api: Api = "chat"
         self.requests = 0
+        self.prompt_tokens = self.output_tokens = 0
         self.refusals = 0
         self.dropped: dict[str, str] = {}
         self.notes: list[str] = []
@@ -153,8 +157,16 @@ class _Prober:
                 self._sleep(wait_s)
             else:
                 self.refusals = 0
+                self._account(answer, prompt)
                 return answer
         raise AssertionError("unreachable")
+
+    def _account(self, answer: _Answer, prompt: str | list[int]) -> None:
+        """What the request cost: as billed, else by a token for three characters and for each event."""
+        told = answer.usage
+        length = len(prompt) if isinstance(prompt, list) else len(prompt) // 3
+        self.prompt_tokens += length if told is None or told.prompt is None else told.prompt
+        self.output_tokens += len(answer.with_text) if told is None or told.completion is None else told.completion
 
     def _wait_s(self, error: RateLimited, attempt: int) -> float:
         """As long as the server asks, but never so short that its refusals become a storm."""
@@ -241,6 +253,8 @@ def _probe(prober: _Prober, api: Api | None) -> Capabilities:
         template_tokens=template,
         template_reason=reason,
         requests=prober.requests,
+        prompt_tokens=prober.prompt_tokens,
+        output_tokens=prober.output_tokens,
         notes=tuple(prober.notes),
     )
 
