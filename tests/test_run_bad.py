@@ -349,7 +349,8 @@ def test_a_machine_that_cannot_open_so_many_files_fails_those_cells_only(tmp_pat
         words = " ".join(
             [
                 "ulimit -Hn 200; ulimit -n 200; exec", *FLATOUT, "run", server.url, "--contexts", "64", "--prefill",
-                "none", "--concurrency", "1,150", "--time", "1", "--max-output", "32", "--results", str(tmp_path), "--plain",
+                "none", "--concurrency", "1,150", "--time", "1", "--max-output", "32", "--results", str(tmp_path),
+                "--plain",
             ]
         )  # fmt: skip
         done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=200, check=False)
