@@ -411,3 +411,13 @@ def test_leftover_work_does_not_spoil_what_an_idle_server_is_known_by(tmp_path: 
     assert cell.decode is not None and cell.window is not None and cell.decode.total_tok_s.value is not None
     running = run.truth.running_mean(cell.window.open_ns, cell.window.close_ns)
     assert running <= 1.05 or "contaminated" in [f.name for f in cell.flags], running
+
+
+def test_a_run_without_stderr_measures_all_the_same(tmp_path: Path) -> None:
+    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
+        words = [
+            *FLATOUT, "run", server.url, "--contexts", "256", "--prefill", "none", "--concurrency", "1", "--time", "1",
+            "--max-output", "64", "--no-warmup", "--results", str(tmp_path),
+        ]  # fmt: skip
+        done = subprocess.run(["bash", "-c", " ".join(words) + " 2>&-"], capture_output=True, text=True, timeout=100)
+    assert done.returncode in (0, 3) and only_record(tmp_path).cells[0].status in MEASURED, done.stdout

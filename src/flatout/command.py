@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -156,10 +157,11 @@ def _page(record: Record, directory: Path, *, made: bool) -> None:
 
 @contextmanager
 def _view(control: Control, plain: bool) -> Iterator[tuple[Listener, Callable[[], None]]]:
-    if plain or not sys.stderr.isatty() or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+    there = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]  # either may be closed (2>&-)
+    if plain or len(there) < 2 or not all(s.isatty() for s in there) or os.environ.get("TERM") == "dumb":
         from flatout.show.plain import PlainView
 
-        yield PlainView(sys.stderr), lambda: None
+        yield PlainView(sys.stderr if sys.stderr is not None else io.StringIO()), lambda: None
         return
     from rich.console import Console
 

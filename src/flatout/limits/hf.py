@@ -235,7 +235,7 @@ class _Reader:
         if index < (self.optional("first_k_dense_replace", "moe_layer_start_index") or 0):
             return False
         dense_only = self.text.get("mlp_only_layers")
-        if isinstance(dense_only, Sequence) and index in dense_only:
+        if isinstance(dense_only, Sequence) and not isinstance(dense_only, str) and index in dense_only:
             return False
         listed = self.text.get("moe_layers")
         if isinstance(listed, Sequence) and not isinstance(listed, str) and listed:

@@ -267,6 +267,8 @@ class PromptBook:
         closing: Sequence[int] = []
         if target_tokens >= CLOSING_FROM_TOKENS:
             closing = _ids_or_raise(tokenize("\n\n" + CLOSING))
+            if len(_ids_or_raise(tokenize(head))) + len(closing) > target_tokens // 2:
+                closing = []  # a vocabulary of bytes: the beginning, which was never sent before, must stay whole
         n_words = target_tokens
         for calls in range(1, 5):
             ids = _ids_or_raise(tokenize(_assemble(head, body.cut(Shape(n_words)), closing=False)))

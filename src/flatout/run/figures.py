@@ -157,7 +157,8 @@ def settle_prefill(
         samples=[
             rec.PrefillSample(
                 prompt_tokens=s.prompt_tokens, cached_tokens=s.cached_tokens, ttft_ms=s.ttft_ms, prefill_tok_s=s.tok_s,
-                used=s.counted, note=s.reason,
+                used=s.counted,
+                note=tidy(s.reason, session.target.redactor.text) if s.reason else None,
             )
             for s in made.samples
         ],

@@ -80,6 +80,11 @@ def _watch(shown: Shown) -> Html:
     clock = f"Arrivals are stamped by: {clean(client.stamp_clock, 80)}"
     if client.stamp_clock_reason:
         clock += f" ({clean(client.stamp_clock_reason, 200)})"
+    clock += (
+        f". Calibrated: {clean(client.calibration, 120)}"
+        if client.calibration
+        else ". This client was not calibrated (flatout calibrate)"
+    )
     if not checks:
         told = "This record holds no watch on the client."
     else:
