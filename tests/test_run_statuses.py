@@ -234,3 +234,21 @@ def test_gauges_that_say_nothing_are_replaced_by_probes(tmp_path: Path) -> None:
         run = measure(server, tmp_path, drain_s=20.0)
     assert run.cell("d/256/1").decode is not None
     assert any("watched by probes" in w for w in run.record.warnings)
+
+
+def test_t5_the_first_answer_stands_apart_from_the_first_token(tmp_path: Path) -> None:
+    import numpy as np
+
+    thinking = 20
+    with rig({"dialect": "vllm", "decode_tok_s": 200, "reasoning_tokens": thinking}) as server:
+        run = measure(server, tmp_path, suite=suite(concurrency=(4,), max_output=60, time_s=3.0, min_time_s=3.0))
+    cell = run.cell("d/256/4")
+    assert cell.decode is not None and cell.decode.ttft_answer_ms is not None and cell.window is not None
+    truth, waits = run.truth, []
+    for request in range(len(truth.arrival_ns)):
+        events = truth.event_ns[truth.event_request == request]
+        if len(events) > thinking and cell.window.open_ns <= events[thinking] < cell.window.close_ns:
+            waits.append((events[thinking] - truth.arrival_ns[request]) / 1e6)
+    assert cell.decode.ttft_answer_ms.n == len(waits) > 5
+    assert cell.decode.ttft_answer_ms.p50 == pytest.approx(float(np.median(waits)), abs=1.0)
+    assert cell.decode.ttft_ms.p50 is not None and cell.decode.ttft_answer_ms.p50 > cell.decode.ttft_ms.p50 + 50

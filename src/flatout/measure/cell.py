@@ -91,6 +91,7 @@ def decode_figures(
 
 
 class _Speeds(TypedDict):
+    ttft_answer_ms: Distribution | None
     ttft_ms: Distribution
     ttft_of: Literal["restarts", "launch"] | None
     tpot_ms: Distribution
@@ -104,11 +105,13 @@ class _Speeds(TypedDict):
 def _speeds(samples: Samples, table: trace.Trace, t0: int, t1: int) -> _Speeds:
     parts = latency.parts(samples, table, t0, t1)
     ttft, ttft_of = latency.ttft(samples, table, t0, t1)
+    answer = latency.first_answer(samples, t0, t1)
     tpot = latency.tpot(parts, t0, t1)
     gap_ms, gap_open = latency.longest_gap(samples, table, t0, t1)
     return _Speeds(
         ttft_ms=ttft,
         ttft_of=ttft_of,
+        ttft_answer_ms=answer,
         tpot_ms=tpot,
         itl_ms=latency.itl(parts, t0, t1),
         request_tok_s=latency.request_rate(tpot),

@@ -142,6 +142,7 @@ class DecodeFigures:
     request_tok_s: Rate
     ttft_ms: Distribution
     ttft_of: Literal["restarts", "launch"] | None
+    ttft_answer_ms: Distribution | None
     tpot_ms: Distribution
     itl_ms: Distribution
     longest_gap_ms: float | None

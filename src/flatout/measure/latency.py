@@ -66,6 +66,19 @@ def ttft(
     return _ttft_of(samples, trace, came, waiting, t1_ns), "launch"
 
 
+def first_answer(samples: Samples, t0_ns: int, t1_ns: int) -> Distribution | None:
+    """Time from send to the first token that is not reasoning (DESIGN: `first_answer`), of the requests for which that
+    falls in the window. None where no request reasoned: it is the TTFT then."""
+    told = samples.first_answer_ns >= 0
+    if not bool((told & (samples.first_answer_ns > samples.first_token_ns)).any()):
+        return None
+    inside = told & (samples.first_answer_ns >= t0_ns) & (samples.first_answer_ns < t1_ns)
+    values = (samples.first_answer_ns - samples.send_ns)[inside].astype(np.float64) * _MS
+    found = distribution(values, empty="no answer began in the window")
+    ends = order_interval(values, 0.5) if len(values) else None
+    return _with_interval(found, ends, f"needs 6 requests, has {found.n}")
+
+
 def _still_waiting(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Mask:
     """In flight in the window, and without a token when the window or the request ended. An empty answer that ended
     well waited for nothing, and an HTTP error is no wait."""

@@ -337,6 +337,7 @@ def decode(made: fig.DecodeFigures, row: Row) -> rec.DecodeFigures:
         per_request_tok_s=as_distribution(made.request_tok_s),
         ttft_ms=distribution(made.ttft_ms, whose[made.ttft_of] if made.ttft_of else None),
         cold_ttft_ms=row.cold_ttft_ms,
+        ttft_answer_ms=distribution(made.ttft_answer_ms) if made.ttft_answer_ms is not None else None,
         tpot_ms=distribution(made.tpot_ms),
         itl_ms=distribution(made.itl_ms),
         longest_gap_ms=made.longest_gap_ms,
