@@ -421,3 +421,26 @@ def test_a_run_without_stderr_measures_all_the_same(tmp_path: Path) -> None:
         ]  # fmt: skip
         done = subprocess.run(["bash", "-c", " ".join(words) + " 2>&-"], capture_output=True, text=True, timeout=100)
     assert done.returncode in (0, 3) and only_record(tmp_path).cells[0].status in MEASURED, done.stdout
+
+
+def test_a_load_process_that_is_killed_in_the_second_go_leaves_the_first_and_the_next_cell(tmp_path: Path) -> None:
+    import psutil
+
+    knobs = {"dialect": "sglang", "decode_tok_s": 50, "leftover": True, "leftover_abortable": False}
+    with rig(knobs) as server:
+
+        def kill(event: object) -> None:
+            if type(event).__name__ == "Note" and getattr(event, "text", "").endswith("contaminated: once more"):
+                for child in psutil.Process().children(recursive=True):
+                    if "flatout.load" in " ".join(child.cmdline()):
+                        child.kill()
+
+        from flatout.run.options import Options
+
+        test = suite(concurrency=(4, 8, 16), time_s=1.0, min_time_s=1.0, max_output=400)
+        options = Options(url=server.url, results=tmp_path, suite=test, warmup=False, drain=False)
+        record, _ = conduct.run(options, kill, Control())
+    first, second, third = record.cells
+    assert second.attempts and second.status == "doubtful" and second.decode is not None, (second.status, second.reason)
+    assert first.status in MEASURED and third.status in MEASURED, (third.status, third.reason)
+    assert any("started anew" in w for w in record.warnings)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final
 
 from flatout.flags import MEASURED, Status
-from flatout.load.process import JobRefused, LoadError
+from flatout.load.process import LoadError
 from flatout.plan import PlannedCell
 from flatout.record import Cell, Record
 from flatout.run import begin, burst, decode, row, warmup
@@ -23,6 +24,9 @@ from flatout.target.words import tidy
 
 GIVE_UP_AFTER: Final = 3
 """Cells in a row that fail before the rest is given up: the server is gone."""
+
+TROUBLE: Final = (Stopped, Budget, TargetError, LoadError)
+"""What ends work on a cell and leaves the run as it is."""
 
 EXIT_OK: Final = 0
 EXIT_DOUBT: Final = 3
@@ -96,36 +100,21 @@ def _warm_up(session: Session) -> None:
         if not stop.skip:
             raise
         session.say("the warm-up was skipped")
-    except JobRefused as error:
+    except (Budget, TargetError, LoadError) as error:
         session.warn(f"no warm-up: {error}")
-    except LoadError as error:
-        session.warn(f"no warm-up: {error}")
-        session.restart_pool()
-    except (Budget, TargetError) as error:
-        session.warn(f"no warm-up: {error}")
+        session.recover(error)
 
 
 def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
     """Works off one context length; returns how many cells have failed in a row by now."""
     if cells[0].phase == "burst":
         for planned in cells:
-            failed = _count_failed(session, planned, failed, lambda p=planned: burst.work(session, p))
+            failed = _count_failed(session, planned, failed, partial(burst.work, session, planned))
         return failed
-    made: Row | None = None
     try:
         made = row.prepare(session, cells)
-    except Stopped as stop:
-        if not stop.skip:
-            raise
-        _leave(session, cells, "skipped by the user while its context was prepared")
-        return failed
-    except Budget as error:
-        _leave(session, cells, f"token budget: {error}")
-        return failed
-    except (TargetError, LoadError) as error:
-        _recover(session, error)
-        _fail(session, [c for c in cells if session.cell(c.id).finished is None], str(error))
-        return failed + 1
+    except TROUBLE as error:
+        return failed + _settle(session, cells, error, "skipped by the user while its context was prepared")
     if made.cut_to is not None:
         _cut(session, cells, made.cut_to)
         return 0
@@ -134,7 +123,7 @@ def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
         return failed + 1
     decode_cells = [c for c in cells if c.phase == "decode"]
     for i, planned in enumerate(decode_cells):
-        failed = _count_failed(session, planned, failed, lambda p=planned, i=i: _decode(session, p, made, warm=i == 0))
+        failed = _count_failed(session, planned, failed, partial(_decode, session, planned, made, warm=i == 0))
         if failed >= GIVE_UP_AFTER:
             break
     return failed if decode_cells else 0
@@ -146,27 +135,27 @@ def _decode(session: Session, planned: PlannedCell, made: Row, *, warm: bool) ->
     decode.work(session, planned, made)
 
 
-def _count_failed(session: Session, planned: PlannedCell, failed: int, work: object) -> int:
-    assert callable(work)
+def _count_failed(session: Session, planned: PlannedCell, failed: int, work: Callable[[], None]) -> int:
     try:
         work()
-    except Stopped as stop:
-        if not stop.skip:
-            raise
-        _leave(session, [planned], "skipped by the user")
-    except Budget as error:
-        _leave(session, [planned], f"token budget: {error}")
-    except (TargetError, LoadError) as error:
-        _recover(session, error)
-        _fail(session, [planned], str(error))
+    except TROUBLE as error:
+        _settle(session, [planned], error, "skipped by the user")
     return failed + 1 if session.cell(planned.id).status == Status.FAILED else 0
 
 
-def _recover(session: Session, error: Exception) -> None:
-    """After a load process died or hung: new ones, for the cells that follow."""
-    if isinstance(error, LoadError) and not isinstance(error, JobRefused):
-        session.warn(f"{error}; the measuring processes were started anew")
-        session.restart_pool()
+def _settle(session: Session, cells: Sequence[PlannedCell], error: Exception, skipped: str) -> bool:
+    """What trouble makes of the cells that it hit and that have no result yet; a stop goes up. True: they failed."""
+    if isinstance(error, Stopped):
+        if not error.skip:
+            raise error
+        _leave(session, cells, skipped)
+    elif isinstance(error, Budget):
+        _leave(session, cells, f"token budget: {error}")
+    else:
+        session.recover(error)
+        _fail(session, [c for c in cells if session.cell(c.id).finished is None], str(error))
+        return True
+    return False
 
 
 def _emptied(cell: Cell) -> Cell:

@@ -71,9 +71,10 @@ def work(session: Session, planned: PlannedCell, row: Row) -> None:
     for attempt in range(2):
         try:
             measured = _once(session, planned, row)
-        except (Stopped, Budget, TargetError, LoadError):
+        except (Stopped, Budget, TargetError, LoadError) as error:
             if measured is None:
                 raise
+            session.recover(error)
             break  # the first go at the cell stands, with what is wrong with it
         figures.settle_decode(session, planned, cell, measured, row)
         if attempt == 0 and _dirty(cell, planned):

@@ -10,7 +10,7 @@ from typing import Final
 from flatout.calibration import Calibration
 from flatout.host.telemetry import Sampler
 from flatout.load.job import Job, Stream
-from flatout.load.process import LoadPool
+from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.plan import Limits, PlannedCell
 from flatout.record import Cell, Record
@@ -129,8 +129,11 @@ class Session:
         except (TargetError, ArithmeticError, ValueError):
             return None
 
-    def restart_pool(self) -> None:
-        """New load processes in place of those that died or hang."""
+    def recover(self, error: Exception) -> None:
+        """New load processes in place of those that died or hang, if that is what the error says."""
+        if not isinstance(error, LoadError) or isinstance(error, JobRefused):
+            return
+        self.warn(f"{error}; the measuring processes were started anew")
         self.pool.restart()
         for i, pid in enumerate(self.pool.pids):
             self.sampler.watch(f"load_{i + 1}", pid)
