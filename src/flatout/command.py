@@ -147,12 +147,9 @@ def _page(record: Record, directory: Path, *, made: bool) -> None:
     if not made:
         print(f"page    flatout report {directory}")
         return
-    from flatout.run.store import write_beside
-    from flatout.show.page import render
+    from flatout.reading import write_page
 
-    path = directory / "page.html"
-    write_beside(path, render(record, samples_dir=directory / "samples").encode())
-    print(f"page    {path}")
+    print(f"page    {write_page(record, directory)}")
 
 
 @contextmanager

@@ -48,15 +48,25 @@ def report(
         return _write(_binary(record, form), output or found.with_name(default))
     if form == "page":
         limits = _page_limits(record, model, gpu, bandwidth, tflops)
-        from flatout.show.page import render
-
-        page = render(record, samples_dir=found.parent / "samples", limits=limits)
-        return _write(page.encode(), output or found.with_name("page.html"))
+        print(write_page(record, found.parent, output, limits))
+        return EXIT_OK
     text = _text(record, form)
     if output is not None:
         return _write(text.encode(), output)
     print(text)
     return EXIT_OK
+
+
+def write_page(
+    record: Record, directory: Path, output: Path | None = None, limits: Mapping[str, Limit] | None = None
+) -> Path:
+    """Writes the page of the record in `directory` (to `page.html` beside it, or to `output`) and returns where."""
+    from flatout.run.store import write_beside
+    from flatout.show.page import render
+
+    path = output or directory / "page.html"
+    write_beside(path, render(record, samples_dir=directory / "samples", limits=limits).encode())
+    return path
 
 
 def _write(data: bytes, path: Path) -> int:
