@@ -36,6 +36,8 @@ BEFORE: dict[str, set[str]] = {
     "limits": {"record", "flags"},
     "calibration": {"record", "host"},
     "calibrate": {"load", "measure", "rig", "target", "run", "record", "host", "flags", "calibration"},
+    "publish": {"record", "target", "show"},  # of target: redaction alone
+    "site": {"record", "flags", "suite", "show", "compare", "lint", "limits", "calibration", "target", "run"},
 }
 """Rooms that each room may import, besides itself. `show` takes from `run` the events, from `load` the samples only."""
 
@@ -78,6 +80,16 @@ def test_show_takes_only_events_from_run() -> None:
                 assert node.module == "flatout.load.samples", path
 
 
+def test_the_site_takes_only_what_it_may() -> None:
+    """Of the server's side redaction, of the conductor the writing of files: the site measures nothing."""
+    for path in [*(SOURCE / "site").rglob("*.py"), *(SOURCE / "publish").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.target"):
+                assert node.module == "flatout.target.redact", path
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.run"):
+                assert node.module == "flatout.run.store", path
+
+
 def test_the_rig_shares_no_code_with_load_and_measure() -> None:
     for path in (SOURCE / "rig").rglob("*.py"):
         assert not imports(path) & {"load", "measure", "target"}, path
@@ -108,7 +120,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
     roots = {name.split(".")[0] for name in loaded.split()}
-    assert not roots & {"httpx", "pydantic", "numpy", "psutil", "prometheus_client", "msgspec"}
+    assert not roots & {"httpx", "pydantic", "numpy", "psutil", "prometheus_client", "msgspec", "fastapi", "sqlalchemy"}
 
 
 def test_the_schema_in_the_docs_is_the_records() -> None:

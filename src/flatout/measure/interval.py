@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist, median
 from typing import Final
 
@@ -21,6 +22,8 @@ BINS: Final = 256
 LEAST_BATCHES: Final = 12
 LEAST_TOKENS: Final = 48
 
+WANDERED: Final = "the speed wandered slowly: the window is too short for an interval"
+
 _LEVEL = 0.2  # of the lag-1 test; generous, so that batches grow while there is any sign of correlation
 _TOO_CORRELATED = 0.9
 _WINDOW = 5.0  # Sokal's c
@@ -28,22 +31,30 @@ _CYCLES_PER_DF = 3.0
 _KERNEL_PARTS = 24
 
 
-def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | str:
-    """Distances (below, above) from the mean of `bins` (n,) to its 95 % interval's ends, and the number of batches; or
-    the reason why none can be claimed.
+@dataclass(frozen=True, slots=True)
+class MeanError:
+    """The error of a mean of correlated bins: its variance, Student's degrees of freedom, the number of batches behind
+    it, and their skewness / (6 sqrt(batches))."""
+
+    variance: float
+    df: float
+    batches: int
+    skew: float
+
+
+def mean_error(bins: F64) -> MeanError | str:
+    """The error of the mean of `bins` (n,), or the reason why none can be claimed.
 
     Batch means (Law, Simulation Modeling and Analysis, 9.5.3), batches doubled until von Neumann's lag-1 test finds
-    no correlation, the variance corrected for what remains by (1 + r) / (1 - r) and the quantile for skewness
-    (Willink 2005), both as in Skart (Tafazzoli, Wilson, Lada, Steiger 2011); never below the variance by the
-    integrated autocorrelation time of the bins (Sokal 1997). `looks`: Bonferroni's correction for how many ends the
-    window could have had.
+    no correlation, the variance corrected for what remains by (1 + r) / (1 - r) as in Skart (Tafazzoli, Wilson, Lada,
+    Steiger 2011); never below the variance by the integrated autocorrelation time of the bins (Sokal 1997).
     """
     n = len(bins)
     if n < LEAST_BATCHES:
         return "the window is too short for an interval"
     scale = float(np.abs(bins).max())
     if scale == 0.0:
-        return 0.0, 0.0, n
+        return MeanError(0.0, n - 1.0, n, 0.0)
     bins = bins / scale  # squares of very small rates would vanish
     batches = n
     while True:
@@ -57,17 +68,31 @@ def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | s
         batches //= 2
     rest = lag1 + (1.0 + 4.0 * max(lag1, 0.0)) / batches  # small-sample bias of r (Marriott and Pope 1954)
     if rest > _TOO_CORRELATED:
-        return "the speed wandered slowly: the window is too short for an interval"
+        return WANDERED
     inflate = (1.0 + max(rest, 0.0)) / (1.0 - max(rest, 0.0))
     time = _correlation_time(bins)
+    if time >= n:
+        return WANDERED
     variance = max(
         float(means.var(ddof=1)) / batches * inflate, float(bins.var(ddof=1)) * time / n if time > 1 else 0.0
     )
     df = max(2.0, min((batches - 1) / inflate, n / max(time, 1.0) / _CYCLES_PER_DF))
-    t = t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks, round(df, 1))
-    beta = _skewness(means) / (6.0 * math.sqrt(batches))
-    error = math.sqrt(variance) * scale
-    return _willink(t, beta) * error, -_willink(-t, beta) * error, batches
+    return MeanError(variance * scale * scale, df, batches, _skewness(means) / (6.0 * math.sqrt(batches)))
+
+
+def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | str:
+    """Distances (below, above) from the mean of `bins` (n,) to its 95 % interval's ends, and the number of batches; or
+    the reason why none can be claimed.
+
+    Student's t with the error of `mean_error`, the quantile corrected for skewness (Willink 2005) as in Skart. `looks`:
+    Bonferroni's correction for how many ends the window could have had.
+    """
+    found = mean_error(bins)
+    if isinstance(found, str):
+        return found
+    t = t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks, round(found.df, 1))
+    error = math.sqrt(found.variance)
+    return _willink(t, found.skew) * error, -_willink(-t, found.skew) * error, found.batches
 
 
 def _lag1(values: F64) -> float:
@@ -100,7 +125,9 @@ def _correlation_time(bins: F64) -> float:
     lags = np.arange(1, n // 2)
     times = 1.0 + 2.0 * np.cumsum(cov[1 : n // 2] / cov[0])
     wide_enough = np.flatnonzero(lags >= _WINDOW * np.maximum(times, 0.2))
-    at = int(wide_enough[0]) if len(wide_enough) else len(lags) - 1
+    if not len(wide_enough):
+        return float(n)
+    at = int(wide_enough[0])
     return max(float(times[at]) * (1.0 + (2.0 * float(lags[at]) + 1.0) / n), 1e-9)
 
 
