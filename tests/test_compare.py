@@ -360,3 +360,18 @@ def test_every_kind_of_cell_against_the_seed_page() -> None:
     assert made.pairs[0].only_b and "interrupted" in " ".join(made.notes)
     show.text(made, 80, every=True)
     show.markdown(made, every=True)
+
+
+def test_each_later_side_is_told_by_its_own_letter() -> None:
+    """Terminal, Markdown, JSON and the gate: never "B" for the third side."""
+    base, faster = two(ttft_ms=100.0)
+    partial = base.model_copy(
+        update={"cells": [c.model_copy(update={"decode": None, "status": "failed"}) for c in base.cells]}
+    )
+    made = compare([base, faster, partial], sides=[0, 1, 2])
+    assert [pair.letter for pair in made.pairs] == ["B", "C"]
+    found = check(made, fail_if("total_tok_s < -3%"))
+    told = [show.text(made).split("C against A")[1], show.markdown(made).split("**C against A**")[1]]
+    told = [text.split("B / A is the ratio")[0] for text in told]
+    assert all("C: " in text and "B: " not in text and "B / A" not in text for text in told)
+    assert "on side C" in show.outcomes(found) and show.data(made)["pairs"][1]["letter"] == "C"

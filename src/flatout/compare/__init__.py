@@ -17,6 +17,7 @@ from flatout.compare.result import (
     Side,
     Value,
     Verdict,
+    letter_of,
 )
 from flatout.compare.sides import read_sides
 
@@ -37,5 +38,6 @@ __all__ = [
     "check",
     "compare",
     "fail_if",
+    "letter_of",
     "read_sides",
 ]

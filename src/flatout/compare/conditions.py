@@ -257,11 +257,15 @@ def _crossing(pair: Pair, cell: CellPair, made: Compared, condition: Condition) 
     a, b = (_middle(cells_of(side, cell.key), condition.figure) for side in (pair.a, pair.b))
     if not _was_measured(pair.b, cell.key):
         status = ", ".join(dict.fromkeys(s.replace("_", " ") for s in cell.b_status))
-        return Crossing(cell.key, a, None, None, f"measured on side A, {status} on side B", cell.doubts), True
+        return Crossing(
+            cell.key, a, None, None, f"measured on side A, {status} on side {pair.letter}", cell.doubts
+        ), True
     if condition.kind == "value":
         if b is None:
-            return Crossing(cell.key, a, None, None, made.reason or "B has no such figure", cell.doubts), False
-        crossing = Crossing(cell.key, a, b, b, "B's own value", cell.doubts)
+            return Crossing(
+                cell.key, a, None, None, made.reason or f"{pair.letter} has no such figure", cell.doubts
+            ), False
+        crossing = Crossing(cell.key, a, b, b, f"{pair.letter}'s own value", cell.doubts)
         return (crossing, True) if condition.crossed(b) else (None, False)
     if a is None or b is None or (condition.kind == "percent" and a <= 0):
         return Crossing(cell.key, a, b, None, made.reason or "A has nothing to compare with", cell.doubts), False

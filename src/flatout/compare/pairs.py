@@ -9,7 +9,18 @@ from typing import Final
 from flatout.compare import configuration
 from flatout.compare.figures import SHOWN, SPEED, Figure, figure, read
 from flatout.compare.ratio import Estimate, Ratio, least_shown, level_of, ratio, together
-from flatout.compare.result import CellPair, Compared, CompareError, Comparison, Key, Pair, Side, Value, Verdict
+from flatout.compare.result import (
+    CellPair,
+    Compared,
+    CompareError,
+    Comparison,
+    Key,
+    Pair,
+    Side,
+    Value,
+    Verdict,
+    letter_of,
+)
 from flatout.flags import DOUBTFUL_FLAGS, MEASURED, Flag, Status
 from flatout.record import Cell, Record
 
@@ -46,7 +57,9 @@ def compare(
         for number in order
     )
     notes += _about_repeats(made)
-    return Comparison(made, tuple(_pair(made[0], other) for other in made[1:]), tuple(dict.fromkeys(notes)))
+    return Comparison(
+        made, tuple(_pair(made[0], b, letter_of(at)) for at, b in enumerate(made[1:], 1)), tuple(dict.fromkeys(notes))
+    )
 
 
 def _sides(records: Sequence[Record], notes: list[str]) -> list[int]:
@@ -97,10 +110,10 @@ def key_of(cell: Cell) -> Key:
     return Key(cell.phase, cell.context, cell.context_tokens, cell.concurrency)
 
 
-def _pair(a: Side, b: Side) -> Pair:
+def _pair(a: Side, b: Side, letter: str) -> Pair:
     ours, theirs = _keys(a), _keys(b)
     shared = [key for match, key in ours.items() if match in theirs]
-    done = _all_judged(a, b, [_cell_pair(a, b, key) for key in shared])
+    done = _all_judged(a, b, [_cell_pair(a, b, key, letter) for key in shared], letter)
     found, unknown = configuration.differences(a.records[0], b.records[0])
     return Pair(
         a,
@@ -111,6 +124,7 @@ def _pair(a: Side, b: Side) -> Pair:
         tuple(key for match, key in ours.items() if match not in theirs),
         tuple(key for match, key in theirs.items() if match not in ours),
         _mean_ratio(done),
+        letter,
     )
 
 
@@ -118,10 +132,10 @@ def _keys(side: Side) -> dict[tuple[str, int | str, int], Key]:
     return {match: key_of(cell) for cells in side.cells for match, cell in cells.items()}
 
 
-def _cell_pair(a: Side, b: Side, key: Key) -> CellPair:
+def _cell_pair(a: Side, b: Side, key: Key, letter: str) -> CellPair:
     ours, theirs = (cells_of(side, key) for side in (a, b))
-    doubts = _both(_doubts(ours, len(a.records)), _doubts(theirs, len(b.records)))
-    notes = _both(_notes(ours), _notes(theirs))
+    doubts = _both(_doubts(ours, len(a.records)), _doubts(theirs, len(b.records)), letter)
+    notes = _both(_notes(ours), _notes(theirs), letter)
     a_status, b_status = (tuple(cell.status for cell in cells) for cells in (ours, theirs))
     if {Status.REQUESTS_QUEUED} & {*a_status} != {Status.REQUESTS_QUEUED} & {*b_status}:
         notes.append("requests queued on one side only")
@@ -133,11 +147,11 @@ def cells_of(side: Side, key: Key) -> list[Cell]:
     return [cells[key.match] for cells in side.cells if key.match in cells]
 
 
-def _both(a: str | None, b: str | None) -> list[str]:
+def _both(a: str | None, b: str | None, letter: str) -> list[str]:
     """What is said of either side, once where it is the same."""
     if a and a == b:
         return [f"both {a}"]
-    return [f"{name} {told}" for name, told in (("A", a), ("B", b)) if told]
+    return [f"{name} {told}" for name, told in (("A", a), (letter, b)) if told]
 
 
 def _doubts(cells: Sequence[Cell], runs: int) -> str | None:
@@ -153,10 +167,10 @@ def _notes(cells: Sequence[Cell]) -> str | None:
     return ", ".join(names) if any(c.status in MEASURED for c in cells) and names else None
 
 
-def _all_judged(a: Side, b: Side, cells: Sequence[CellPair]) -> list[CellPair]:
+def _all_judged(a: Side, b: Side, cells: Sequence[CellPair], letter: str) -> list[CellPair]:
     """The cells with their shown figures. The cells' speeds, whatever their phase, are one family: they are what the
     verdict on two runs is made of. Every other figure is a family of its own."""
-    made = [{name: _compared(a, b, cell.key, figure(name)) for name in SHOWN[cell.key.phase]} for cell in cells]
+    made = [{name: _compared(a, b, cell.key, figure(name), letter) for name in SHOWN[cell.key.phase]} for cell in cells]
     for family in ("", *dict.fromkeys(name for names in SHOWN.values() for name in names[1:])):
         names = [family or SPEED[cell.key.phase] for cell in cells]
         at = [i for i, name in enumerate(names) if name in made[i]]
@@ -169,7 +183,7 @@ def judge(pair: Pair, cells: Sequence[CellPair], wanted: Figure) -> list[Compare
     """One figure of some cells of a pair: as it stands in the comparison, else judged as one family."""
     if all(str(wanted) in cell.figures for cell in cells):
         return [cell.figures[str(wanted)] for cell in cells]
-    return _judged_apart([_compared(pair.a, pair.b, cell.key, wanted) for cell in cells], cells)
+    return _judged_apart([_compared(pair.a, pair.b, cell.key, wanted, pair.letter) for cell in cells], cells)
 
 
 def _judged_apart(family: Sequence[Compared], cells: Sequence[CellPair]) -> list[Compared]:
@@ -182,10 +196,10 @@ def _judged_apart(family: Sequence[Compared], cells: Sequence[CellPair]) -> list
     return made
 
 
-def _compared(a: Side, b: Side, key: Key, wanted: Figure) -> Compared:
+def _compared(a: Side, b: Side, key: Key, wanted: Figure, letter: str) -> Compared:
     ours, theirs = (_values(side, key, wanted) for side in (a, b))
     x, y = (_value(found) for found, _ in (ours, theirs))
-    for name, (found, why) in (("A", ours), ("B", theirs)):
+    for name, (found, why) in (("A", ours), (letter, theirs)):
         if not found:
             return Compared(str(wanted), x, y, None, Verdict.UNKNOWN, f"{name}: {why}")
     made = ratio(ours[0], theirs[0])

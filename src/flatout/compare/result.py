@@ -22,6 +22,11 @@ class Verdict(StrEnum):
     UNKNOWN = "cannot be told"
 
 
+def letter_of(number: int) -> str:
+    """A side's letter in every text: A (the first), B, … Z, A1, …"""
+    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class Key:
     """Which cell: `context` is its label, `tokens` its length (None: not known)."""
@@ -113,9 +118,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A side (`b`) against the first (`a`). `differences`: what else differs; `unknown`: what cannot be shown to be
-    equal; `only_a`, `only_b`: cells that the other side did not plan. `mean_ratio`: geometric mean of B / A over the
-    decode cells that are not doubtful, its interval as if their errors were independent."""
+    """A side (`b`) against the first (`a`). `letter`: the later side's, as its reasons say it; `differences`: what
+    else differs; `unknown`: what cannot be shown to be equal; `only_a`, `only_b`: cells that the other side did not
+    plan. `mean_ratio`: geometric mean of B / A over the decode cells that are not doubtful, its interval as if
+    their errors were independent."""
 
     a: Side
     b: Side
@@ -125,6 +131,7 @@ class Pair:
     only_a: tuple[Key, ...]
     only_b: tuple[Key, ...]
     mean_ratio: Ratio | None
+    letter: str = "B"
 
     def count(self, verdict: Verdict, *, figure: str | None = None, doubtful: bool = False) -> int:
         """Measured cells with that verdict on a figure (default: the speed), of the doubtful or of the others."""

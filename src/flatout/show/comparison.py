@@ -19,6 +19,7 @@ from flatout.compare import (
     Side,
     Value,
     Verdict,
+    letter_of,
 )
 from flatout.show import about, numbers
 from flatout.show.layout import Box, Column, Line, box, grid, line, paragraph, text_of
@@ -39,7 +40,6 @@ NAMES: Final = {
     "itl_ms": "ITL p50",
 }
 _STYLES: Final = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "", Verdict.UNKNOWN: "dim"}
-_HEAD: Final = ("cell", "A", "B", "B / A", "95 % interval", "verdict", "could show")
 _MOST_NAMED: Final = 30
 _UNCHECKED: Final = "no cell has this figure and matches: nothing was checked"
 EQUAL: Final = "Same hardware, engine, version, model, prompts and suite, as far as the records tell."
@@ -82,8 +82,8 @@ def document(comparison: Comparison, width: int, *, every: bool = False) -> list
     """All lines, none wider than `width`."""
     wide = min(width, TEXT_WIDEST)
     lines = _sides(comparison, wide)
-    for number, pair in enumerate(comparison.pairs, start=1):
-        lines += [(), *_pair(pair, _letter(number), width, every=every)]
+    for pair in comparison.pairs:
+        lines += [(), *_pair(pair, width, every=every)]
     lines.append(())
     lines += paragraph(METHOD, wide, style="dim")
     for note in comparison.notes:
@@ -91,15 +91,10 @@ def document(comparison: Comparison, width: int, *, every: bool = False) -> list
     return lines
 
 
-def _letter(number: int) -> str:
-    """A, B, … Z, A1, …"""
-    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
-
-
 def _sides(comparison: Comparison, width: int) -> list[Line]:
     lines: list[Line] = []
     for number, side in enumerate(comparison.sides):
-        lines += paragraph(side_text(side), width, first=line((f"{_letter(number)}  ", "bold")))
+        lines += paragraph(side_text(side), width, first=line((f"{letter_of(number)}  ", "bold")))
         lines += paragraph(clean(side.name, 300), width, first=line("   "), style="dim")
     return lines
 
@@ -111,7 +106,8 @@ def side_text(side: Side) -> str:
     return f"{about.title(first)} · {about.subtitle(first)}{many}"
 
 
-def _pair(pair: Pair, letter: str, width: int, *, every: bool) -> list[Line]:
+def _pair(pair: Pair, width: int, *, every: bool) -> list[Line]:
+    letter = pair.letter
     wide = min(width, TEXT_WIDEST)
     lines = paragraph(f"{letter} against A: {sentence(pair)}", wide, style="bold")
     lines += _banner(pair, letter, wide)
@@ -142,7 +138,7 @@ def sentence(pair: Pair) -> str:
         told += f"; {doubtful} doubtful ({inner})"
     if pair.mean_ratio is not None:
         mean = pair.mean_ratio
-        told += f"; geometric mean of B / A over the decode cells without doubt: {_ratio(mean.value)}"
+        told += f"; geometric mean of {pair.letter} / A over the decode cells without doubt: {_ratio(mean.value)}"
         if mean.low is not None and mean.high is not None:
             told += f" ({_ratio(mean.low)}–{_ratio(mean.high)})"
     return told
@@ -276,8 +272,12 @@ def _row(cell: CellPair, made: Compared) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _head(letter: str) -> list[str]:
+    return ["cell", "A", letter, f"{letter} / A", "95 % interval", "verdict", "could show"]
+
+
 def _grid(table: _Table, letter: str, width: int) -> list[Line]:
-    head = [box((name if name != "B" else letter, "dim")) for name in _HEAD]
+    head = [box((name, "dim")) for name in _head(letter)]
     rows: list[list[Box]] = []
     for cell, made in table.rows:
         shown = _row(cell, made)
@@ -311,15 +311,16 @@ def _statuses(found: Sequence[str]) -> str:
 
 def markdown(comparison: Comparison, *, every: bool = False) -> str:
     """The comparison as Markdown that GitHub and forums show right."""
-    parts = ["\n".join(f"- **{_letter(i)}**: {escape(side_text(s))}" for i, s in enumerate(comparison.sides))]
-    for number, pair in enumerate(comparison.pairs, start=1):
-        parts += _pair_markdown(pair, _letter(number), every=every)
+    parts = ["\n".join(f"- **{letter_of(i)}**: {escape(side_text(s))}" for i, s in enumerate(comparison.sides))]
+    for pair in comparison.pairs:
+        parts += _pair_markdown(pair, every=every)
     parts.append(f"<sub>{escape(METHOD, 2000)}</sub>")
     parts += [f"> {escape(note, 1000)}" for note in comparison.notes]
     return "\n\n".join(parts)
 
 
-def _pair_markdown(pair: Pair, letter: str, *, every: bool) -> list[str]:
+def _pair_markdown(pair: Pair, *, every: bool) -> list[str]:
+    letter = pair.letter
     parts = [f"**{letter} against A**: {escape(sentence(pair), 2000)}"]
     if pair.differences or pair.unknown:
         groups = ", ".join(dict.fromkeys(d.what for d in pair.differences))
@@ -328,7 +329,7 @@ def _pair_markdown(pair: Pair, letter: str, *, every: bool) -> list[str]:
         parts.append(banner + "\n\n" + "\n".join(f"- {escape(said, 1000)}" for said in told))
     else:
         parts.append(escape(EQUAL))
-    head = [name if name != "B" else letter for name in _HEAD]
+    head = _head(letter)
     for table in tables(pair, every=every):
         shown = f"**{escape(table.title)}**"
         if table.rows:
@@ -416,6 +417,7 @@ def _pair_data(pair: Pair) -> dict[str, Any]:
     return {
         "a": clean(pair.a.name),
         "b": clean(pair.b.name),
+        "letter": pair.letter,
         "differences": [
             {"what": d.what, "name": clean(d.name), "a": clean(d.a), "b": clean(d.b)} for d in pair.differences
         ],

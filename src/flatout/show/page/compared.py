@@ -70,7 +70,7 @@ def _pair(shown: Facing, comparison: Comparison, *, several: bool) -> tuple[Html
     made = tag(
         "section",
         tag("h2", title),
-        tag("p", tag("b", compared_head.plain_sentence(shown.pair, shown.letter)), ".", class_="verdict"),
+        tag("p", tag("b", compared_head.plain_sentence(shown.pair)), ".", class_="verdict"),
         compared_head.banner(shown.pair, shown.letter),
         sections,
         id=shown.letter,
@@ -134,7 +134,7 @@ def _head(comparison: Comparison, style: str) -> Html:
     # no script has a place here: default-src keeps all of them out
     policy = f"default-src 'none'; style-src {_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'"
     name = compared_head.title(comparison)
-    told = compared_head.plain_sentence(comparison.pairs[0], "B")
+    told = compared_head.plain_sentence(comparison.pairs[0])
     return tag(
         "head",
         tag("meta", charset="utf-8"),

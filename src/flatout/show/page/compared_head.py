@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from flatout.compare import Comparison, Outcome, Pair, Side, Verdict
+from flatout.compare import Comparison, Outcome, Pair, Side, Verdict, letter_of
 from flatout.record import Record
 from flatout.show import about
 from flatout.show.comparison import EQUAL, crossing_text, sentence
 from flatout.show.layout import HARD_SPACE
-from flatout.show.page.compared_words import SIGNS, Facing, letter_of, ratio
+from flatout.show.page.compared_words import SIGNS, Facing, ratio
 from flatout.show.page.html import Html, hidden, join, tag
 from flatout.show.safe import clean
 
@@ -77,15 +77,15 @@ def _parted(text: str) -> Html:
     return join(model, " ", tag("span", "on", class_="on"), " ", machine)
 
 
-def plain_sentence(pair: Pair, letter: str) -> str:
-    """The verdict in a sentence; within a pair the later side is always called B, here by its own letter."""
-    return sentence(pair).replace(HARD_SPACE, " ").replace("of B / A", f"of {letter} / A")
+def plain_sentence(pair: Pair) -> str:
+    """The verdict in a sentence."""
+    return sentence(pair).replace(HARD_SPACE, " ")
 
 
 def _verdict(shown: Facing, *, several: bool) -> Html:
     who = f"{shown.letter} against A"
     name = tag("a", who, href=f"#{shown.letter}") if several else who
-    return tag("p", name, ": ", tag("b", plain_sentence(shown.pair, shown.letter)), ".", class_="verdict")
+    return tag("p", name, ": ", tag("b", plain_sentence(shown.pair)), ".", class_="verdict")
 
 
 def _tiles(shown: Facing) -> Html | None:

@@ -174,7 +174,7 @@ def _figures(shown: Facing, phase: str) -> Mapping[int, Sequence[Compared]]:
     for name in words.MORE[phase]:
         for cell, made in zip(measured, judge(shown.pair, measured, figure(name)), strict=True):
             if made.a is not None or made.b is not None:
-                found[id(cell)].append(words.renamed(made, shown.letter))
+                found[id(cell)].append(made)
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from flatout.compare import CellPair, Compared, Key, Pair, Value, Verdict
@@ -61,7 +61,7 @@ class Facing:
 
     @property
     def letter(self) -> str:
-        return letter_of(self.number)
+        return self.pair.letter
 
     def of(self, phase: str) -> list[CellPair]:
         return [cell for cell in self.cells if cell.key.phase == phase]
@@ -81,27 +81,9 @@ def facing(pair: Pair, number: int, *, level: int) -> Facing:
     keys = (*pair.only_a, *pair.only_b)
     room = max(0, MOST_CELLS - len(pair.cells))
     alone = [_alone(pair, key) for key in keys[:room]]
-    cells = tuple(_lettered(cell, letter_of(number)) for cell in (*pair.cells[:MOST_CELLS], *alone))
-    anchors = {id(cell): f"{letter_of(number)}/{_place(cell.key, at)}" for at, cell in enumerate(cells)}
+    cells = (*pair.cells[:MOST_CELLS], *alone)
+    anchors = {id(cell): f"{pair.letter}/{_place(cell.key, at)}" for at, cell in enumerate(cells)}
     return Facing(pair, number, cells, anchors, level, len(pair.cells) + len(keys) - len(cells))
-
-
-def _lettered(cell: CellPair, letter: str) -> CellPair:
-    """The cell with its later side under its own letter: within a pair that side is always called B."""
-    if letter == "B":
-        return cell
-    figures = {name: renamed(made, letter) for name, made in cell.figures.items()}
-    doubts, notes = (tuple(_under(text, letter) for text in texts) for texts in (cell.doubts, cell.notes))
-    return replace(cell, figures=figures, doubts=doubts, notes=notes)
-
-
-def renamed(made: Compared, letter: str) -> Compared:
-    """The figure, its reason with the later side's own letter."""
-    return replace(made, reason=_under(made.reason, letter)) if made.reason else made
-
-
-def _under(text: str, letter: str) -> str:
-    return letter + text[1:] if text.startswith(("B:", "B ")) else text
 
 
 def _place(key: Key, at: int) -> str:
@@ -117,11 +99,6 @@ def _alone(pair: Pair, key: Key) -> CellPair:
     bare = CellPair(key, a_status, b_status, (), (), {})
     made = {name: judge(pair, [bare], figure(name))[0] for name in SHOWN[key.phase]}
     return CellPair(key, a_status, b_status, (), (), made)
-
-
-def letter_of(number: int) -> str:
-    """A, B, … Z, A1, … as in the terminal."""
-    return chr(ord("A") + number % 26) + (str(number // 26) if number >= 26 else "")
 
 
 def ratio(value: float | None) -> str:
