@@ -558,3 +558,15 @@ def test_no_answer_whatever_makes_an_adapter_crash(engine: str, content: Any) ->
         assert a.count_tokens("x") is None and a.tokenize("x") is None
         assert a.count_chat_tokens("x") is None
         a.live() if a.has_gauges else None
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp"])
+def test_gauges_that_cannot_be_read_say_why(engine: str) -> None:
+    """A page that is there and fails is told; one that is not there is nothing to tell."""
+    routes = {
+        k: v for k, v in engine_routes(engine).items() if k not in ("GET /metrics", "GET /slots", "GET /v1/loads")
+    }
+    with target({**routes, "GET /metrics": answer("overloaded", 500)}) as (t, _):
+        assert not t.adapter.has_gauges and "500" in (t.adapter.gauges_reason or "")
+    with target(routes) as (t, _):
+        assert not t.adapter.has_gauges and t.adapter.gauges_reason is None

@@ -62,12 +62,7 @@ def _work(session: Session) -> None:
     todo = [c for c in session.planned if c.verdict == "measure" and session.cell(c.id).finished is None]
     if not todo:
         return
-    now = session.live()
-    session.gauges = session.target.adapter.has_gauges and now is not None and now.running is not None
-    if session.target.adapter.has_gauges and not session.gauges:
-        session.warn(
-            "the server has gauges but they tell no number of running requests: it is watched by probes instead"
-        )
+    _find_gauges(session)
     if not session.gauges:
         _base(session)
     if session.options.warmup:
@@ -80,6 +75,21 @@ def _work(session: Session) -> None:
         if failed >= GIVE_UP_AFTER:
             _give_up(session, todo)
             return
+
+
+def _find_gauges(session: Session) -> None:
+    """Whether the server tells how many requests it runs; where it should and does not, the reason is said."""
+    adapter = session.target.adapter
+    why = adapter.gauges_reason
+    if adapter.has_gauges:
+        why = "they tell no number of running requests"
+        try:
+            now = adapter.live()
+            session.gauges = now is not None and now.running is not None
+        except (TargetError, ArithmeticError, ValueError) as error:
+            why = str(error)
+    if why and not session.gauges:
+        session.warn(f"the server's gauges cannot be used, so it is watched by probes instead: {why}")
 
 
 def _base(session: Session) -> None:

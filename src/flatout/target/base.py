@@ -124,6 +124,8 @@ class Adapter(Protocol):
     counters_live: bool
     """True if `generated_total` moves with every token; False if only when a request ends (llama.cpp, SGLang)."""
     has_gauges: bool
+    gauges_reason: str | None
+    """Why gauges that may well be there could not be read; None where there are some, or none at all."""
 
     def identity(self) -> Identity: ...
 

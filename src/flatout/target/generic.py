@@ -27,6 +27,8 @@ MIN_TOKENS: Final = ("min_tokens", MAX_TOKENS)
 COMMIT: Final = re.compile(r"\+(?:[^+]*\.)?g([0-9a-f]{7,40})\b")
 
 _ASK_TIMEOUT_S: Final = 10.0
+_NO_METRICS: Final = (404, 405, 501)
+"""Answers of servers that have no /metrics, or have it switched off (llama.cpp: 501)."""
 _MOST_IDS_A_BYTE: Final = 8
 _MORE_IDS: Final = 32
 """A tokenizer makes about a token of four bytes, and of hardly any text more than one of each byte."""
@@ -88,6 +90,7 @@ class Generic:
     verified: bool = True
     counters_live: bool = False
     has_gauges: bool = False
+    gauges_reason: str | None = None
     wants: Wants = Wants(count_fields=(USAGE, CONTINUOUS), length_fields=(IGNORE_EOS,), token_prompts=True)
     repository: ClassVar[str | None] = None
     metric_names: ClassVar[frozenset[str]] = frozenset()
@@ -201,10 +204,13 @@ class Generic:
         return parse(reply.content.decode("utf-8", "replace"), names), (before + after) // 2
 
     def has_metrics(self, names: frozenset[str]) -> Samples | None:
-        """The samples if /metrics is there and has any of these names; None otherwise."""
+        """The samples if /metrics is there and has any of these names; None otherwise (`gauges_reason`: if it is
+        there and cannot be read)."""
         try:
             samples, _ = self.scrape(names)
-        except TargetError:
+        except TargetError as error:
+            if error.status not in _NO_METRICS:
+                self.gauges_reason = str(error)
             return None
         return samples if samples.series else None
 
