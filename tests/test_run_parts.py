@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,12 +16,15 @@ from hypothesis import strategies as st
 
 from flatout import record as rec
 from flatout.load.job import RID_WIDTH, Timeouts
-from flatout.run import sends, warmup
+from flatout.run import idle, sends, warmup
 from flatout.run.decode import look_times_s
+from flatout.run.events import Control
 from flatout.run.gauges import interval_s
 from flatout.run.options import Options
 from flatout.run.resume import missing
+from flatout.run.session import Session, Stopped
 from flatout.run.store import new_directory, write_beside
+from flatout.target.base import Live
 from flatout.target.generic import MAX_TOKENS
 from flatout.target.openai import Shape
 from tests.rigged import measure, rig, suite
@@ -154,3 +161,21 @@ def test_what_is_no_record_is_said_in_a_sentence(data: bytes, told: str) -> None
 def test_any_bytes_are_a_record_or_a_sentence(data: bytes) -> None:
     with pytest.raises(rec.RecordError):
         rec.parse(data)
+
+
+@pytest.mark.parametrize("asked", ["skip", "stop"])
+def test_waiting_for_an_idle_server_ends_when_the_user_says_so(asked: str) -> None:
+    """At once, not at the end of the drain's time; after a cell it takes nothing from what was measured."""
+    control, adapter = Control(), SimpleNamespace(live=lambda: Live(t_ns=1, running=3.0, waiting=0.0))
+    session = SimpleNamespace(
+        control=control, gauges=True, options=SimpleNamespace(drain=True, drain_s=60.0),
+        target=SimpleNamespace(adapter=adapter), doing=lambda *_: None,
+    )  # fmt: skip
+    session.check = partial(Session.check, session)  # type: ignore[arg-type]
+    for wait, ends in ((idle.ensure_idle, pytest.raises(Stopped)), (idle.idle_after, nullcontext())):
+        control.skip() if asked == "skip" else control.stop("by hand")
+        begun = time.monotonic()
+        with ends as told:
+            wait(session, None)  # type: ignore[arg-type, operator]
+        assert time.monotonic() - begun < 30
+        assert told is None or told.value.skip == (asked == "skip")

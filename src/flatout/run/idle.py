@@ -44,7 +44,7 @@ class Idle:
 def ensure_idle(session: Session, cell: PlannedCell | None = None) -> Idle:
     """Waits (at most `drain_s`) until the server runs nothing and nothing waits; by gauges, else by a probe.
 
-    Raises Stopped if the user stops meanwhile, and TargetError if the server is gone.
+    Raises Stopped if the user stops or skips meanwhile, and TargetError if the server is gone.
     """
     if not session.options.drain:
         return Idle(None, "not checked", 0.0, "draining is switched off", session.live())
@@ -76,8 +76,7 @@ def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
             runs = "does not answer" if last is None or last.running is None else f"runs {last.running:g} requests"
             session.doing("draining", cell, f"the server to become idle (it {runs})", limit_s)
             told = True
-        if session.control.stopping:
-            raise Stopped
+        session.check()
         session.control.sleep(LOOK_S)
     if last is None or last.running is None:
         return Idle(None, "gauges", waited_s, "the server's gauges did not answer", last)
