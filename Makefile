@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint browser test-vllm test-transformers seed-page clean
+.PHONY: demo test lint browser postgres test-vllm test-transformers seed-page peers clean
 
 $(VENV)/.engine: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -28,7 +28,13 @@ browser:
 	@command -v chromium >/dev/null || test ! -x /usr/bin/apt-get || test "$$(id -u)" -ne 0 || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core; }
 
-test: lint browser
+# The site's tests run on SQLite and on a PostgreSQL that they start themselves: installed as the browser is.
+postgres:
+	@command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	  test ! -x /usr/bin/apt-get || test "$$(id -u)" -ne 0 || \
+	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; }
+
+test: lint browser postgres
 	$(BIN)/python -m pytest -m 'not vllm and not transformers'
 
 test-vllm: $(VENV)/.dev
@@ -41,7 +47,12 @@ test-transformers: $(VENV)/.dev
 
 # The whole published matrix of the seed, given back by the rig; prints each row beside the seed's.
 seed-page: $(VENV)/.dev
-	$(BIN)/python benchmarks/seed_page.py
+	$(BIN)/python -m benchmarks.seed_page
+
+# What other tools report about a server of known speed, beside the truth; installs them (about 7 GB) where they are not there.
+peers: $(VENV)/.dev
+	sh benchmarks/peers.sh $(PYTHON)
+	$(BIN)/python benchmarks/peers.py --md
 
 clean:
-	rm -rf $(VENV) .venv-vllm .venv-transformers .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-vllm .venv-transformers .venv-peers .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -41,7 +41,7 @@ BEFORE: dict[str, set[str]] = {
 }
 """Rooms that each room may import, besides itself. `show` takes from `run` the events, from `load` the samples only."""
 
-TOP = {"cli", "command", "reading", "typed", "__main__", "__init__"}
+TOP = {"cli", "cli_site", "command", "hosting", "reading", "typed", "__main__", "__init__"}
 
 
 def room(path: Path) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from flatout import __version__
+from flatout.cli_site import option as _option
+from flatout.cli_site import site_app
 
 app = typer.Typer(
     name="flatout",
@@ -19,15 +21,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(site_app, name="site")
 EXIT_USE = 2
 _TEST = "What is measured"
 _SERVER = "The server"
 _LIMITS = "Limits"
 _OUTPUT = "Output"
-
-
-def _option(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
 
 
 def _version(wanted: bool) -> None:
@@ -306,6 +305,36 @@ def calibrate_command(
 
     form = "plain" if plain and not (md or json_output) else _form(md, json_output)
     work = lambda: command.calibrate(quick, rig_cores, load_cores, form)  # noqa: E731
+    raise typer.Exit(command.guarded(work))
+
+
+@app.command("publish")
+def publish_command(
+    record: Annotated[Path, typer.Argument(help="A record, or a result directory.")],
+    to: Annotated[
+        str | None, _option("The site (default: FLATOUT_SITE, else http://127.0.0.1:8321).", "--to", metavar="URL")
+    ] = None,
+    token_file: Annotated[
+        Path | None, _option("File with the token (default: FLATOUT_TOKEN, else ~/.config/flatout/token).")
+    ] = None,
+    samples: Annotated[bool, _option("Send the samples, too: each request's stamps.", "--samples")] = False,
+    replaces: Annotated[str | None, _option("A run of yours that this one corrects.", metavar="ID")] = None,
+    yes: Annotated[bool, _option("Do not ask.", "--yes", "-y")] = False,
+    dry_run: Annotated[bool, _option("Show what would be sent; ask and send nothing.", "--dry-run")] = False,
+    json_output: Annotated[
+        bool, _option("The answer as JSON; with --dry-run, the JSON that would be sent.", "--json")
+    ] = False,
+    insecure_http: Annotated[
+        bool, _option("Send the token over plain HTTP to another machine.", "--insecure-http")
+    ] = False,
+) -> None:
+    """Publish a run: shows exactly what will be sent, asks, and prints the link."""
+    from flatout import command, hosting
+
+    work = lambda: hosting.publish(  # noqa: E731
+        record, to=to, token_file=token_file, samples=samples, replaces=replaces, yes=yes, dry_run=dry_run,
+        as_json=json_output, insecure_http=insecure_http,
+    )  # fmt: skip
     raise typer.Exit(command.guarded(work))
 
 

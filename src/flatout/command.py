@@ -59,9 +59,11 @@ def _known_trouble() -> tuple[type[Exception], ...]:
     from flatout.engine.missing import EngineMissing
     from flatout.engine.start import EngineFailed
     from flatout.host.hardware import HardwareError
+    from flatout.hosting import HostingError
     from flatout.limits import LimitsHardwareError, ShapeError
     from flatout.lint import LintError
     from flatout.load.process import LoadError
+    from flatout.publish.errors import PublishError
     from flatout.reading import ReadingError
     from flatout.rig.handle import RigError
     from flatout.run.begin import CorpusError
@@ -69,10 +71,13 @@ def _known_trouble() -> tuple[type[Exception], ...]:
     from flatout.run.resume import ResumeError
     from flatout.show.export import ExportError
     from flatout.show.picture import PictureError
+    from flatout.site.errors import SiteError
+    from flatout.site.settings import SettingsError
 
     return (
         ResumeError, TokenizerError, LoadError, EngineMissing, EngineFailed, CorpusError, HardwareError, CompareError,
         CalibrationError, RigError, ShapeError, LimitsHardwareError, LintError, ReadingError, ExportError, PictureError,
+        HostingError, PublishError, SettingsError, SiteError,
     )  # fmt: skip
 
 

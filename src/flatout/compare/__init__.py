@@ -5,6 +5,7 @@ Files: `ratio` the statistics, `figures` what a cell has, `configuration` what d
 """
 
 from flatout.compare.conditions import Condition, Crossing, Outcome, check, fail_if
+from flatout.compare.configuration import launch_options
 from flatout.compare.pairs import compare
 from flatout.compare.result import (
     CellPair,
@@ -38,6 +39,7 @@ __all__ = [
     "check",
     "compare",
     "fail_if",
+    "launch_options",
     "letter_of",
     "read_sides",
 ]

@@ -75,7 +75,7 @@ def _facts(record: Record) -> Iterator[tuple[str, str, str, bool]]:
     for name in ("speculative_method", "draft_model", "draft_length"):
         yield ("model", name.replace("_", " "), *_text(getattr(engine, name)))
     command = engine.launch_command.value
-    yield ("launch command", "options", *(("\n".join(_options(str(command))), True) if command else ("", False)))
+    yield ("launch command", "options", *(("\n".join(launch_options(str(command))), True) if command else ("", False)))
     prompts, plan = record.prompts, record.plan
     for name, value in (("mode", prompts.mode), ("source", prompts.source), ("seed", prompts.seed)):
         yield "prompts", name, str(value), True
@@ -114,7 +114,7 @@ def _text(fact: Fact) -> tuple[str, bool]:
     return ("", False) if fact.value in (None, "") else (str(fact.value), True)
 
 
-def _options(command: str) -> list[str]:
+def launch_options(command: str) -> list[str]:
     """The command's words with each option's value beside it, without those that differ from start to start; the
     program without its directory, which says where it lies and not what it is."""
     try:

@@ -121,13 +121,15 @@ def _of_distribution(
     why = found.reasons.get(part)
     if value is None:
         return None, None, why or "there were too few samples"
-    if part != "p50":
+    if part not in ("p50", "p90", "p99"):
         return value, _plain(value), None
-    if cell.phase == "prefill" and cell.prefill is not None and found.p50_low is None:
+    if part == "p50" and cell.phase == "prefill" and cell.prefill is not None:
         times = [s.ttft_ms for s in cell.prefill.samples if s.used and s.ttft_ms is not None]
-        return value, of_samples(value, times), None
-    reason = found.reasons.get("interval") or f"{found.n} samples give it no interval"
-    return value, estimate(value, found.p50_low, found.p50_high, reason=reason), why
+        if times:  # Student's, with its degrees of freedom, which the interval alone does not tell
+            return value, of_samples(value, times), None
+    low, high = getattr(found, f"{part}_low"), getattr(found, f"{part}_high")
+    reason = found.reasons.get("interval" if part == "p50" else f"{part}_interval")
+    return value, estimate(value, low, high, reason=reason or f"{found.n} samples give it no interval"), why
 
 
 def applies(cell: Cell, wanted: Figure) -> bool:

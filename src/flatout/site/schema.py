@@ -132,6 +132,7 @@ points: Final = Table(
     Column("ttft_ms", Float),
     Column("itl_ms", Float),
     PrimaryKeyConstraint("run_id", "phase", "context_tokens", "concurrency"),
+    Index("ix_points_context", "context_tokens", "run_id"),
 )
 """The measured cells. `rate_tok_s`: prefill, total or end-to-end tok/s by phase, with its 95 % interval; `each_tok_s`:
 per-request median; `ttft_ms`, `itl_ms`: p50. `sound`: status valid or requests_queued."""
@@ -150,10 +151,10 @@ standings: Final = Table(
     Column("runs", Integer, nullable=False),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
     PrimaryKeyConstraint("board", "repro_key"),
-    Index("ix_standings_value", "board", "value"),
-    Index("ix_standings_model", "board", "model_key", "value"),
-    Index("ix_standings_hardware", "board", "hardware_key", "value"),
-    Index("ix_standings_engine", "board", "engine_key", "value"),
+    Index("ix_standings_value", "board", "value", "repro_key"),
+    Index("ix_standings_model", "model_key", "board", "value", "repro_key"),
+    Index("ix_standings_hardware", "hardware_key", "board", "value", "repro_key"),
+    Index("ix_standings_engine", "engine_key", "board", "value", "repro_key"),
     Index("ix_standings_repro", "repro_key"),
 )
 """One row a board and configuration: its public runs pooled (`value` with interval, `runs` how many), and the newest
@@ -163,9 +164,12 @@ boards: Final = Table(
     "boards",
     metadata,
     Column("board", String(40), primary_key=True),
+    Column("kind", String(8), nullable=False),
     Column("configurations", Integer, nullable=False),
+    Index("ix_boards_kind", "kind", "configurations", "board"),
+    Index("ix_boards_configurations", "configurations", "board"),
 )
-"""How many configurations each board ranks: for the list of boards."""
+"""How many configurations each board ranks: for the list of boards. `kind`: single, total, prefill or users."""
 
 names: Final = Table(
     "names",
@@ -175,6 +179,7 @@ names: Final = Table(
     Column("label", String(200), nullable=False),
     Column("runs", Integer, nullable=False),
     PrimaryKeyConstraint("kind", "key"),
+    Index("ix_names_runs", "kind", "runs", "key"),
 )
 """What there is to filter by, with the number of public runs. `kind`: model, hardware, engine, precision or
 speculation."""

@@ -1,0 +1,112 @@
+"""Whose request it is: a token in the Authorization header, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import Depends, Request, Response
+from fastapi.security import HTTPBearer
+from starlette.exceptions import HTTPException
+
+from flatout.site import accounts
+from flatout.site.accounts import Who
+from flatout.site.app import Site, site
+from flatout.site.errors import Refused, SiteError, TooMany
+from flatout.site.middleware import address
+from flatout.site.rescan import shown
+
+SCHEME: Final = HTTPBearer(
+    auto_error=False,
+    scheme_name="token",
+    description="A token of this site: made on its account page or by its operator (`flatout site token add NAME`).",
+)
+MISSING: Final = "Send a token of this site: Authorization: Bearer flatout_…"
+WRONG: Final = "The token is not known here: it may have been revoked, have expired, or be another site's."
+
+
+class Needs:
+    """A request with a token that has one of the scopes (none given: any token)."""
+
+    def __init__(self, *scopes: str) -> None:
+        self.scopes = scopes
+
+    def __call__(self, request: Request, response: Response, _: Annotated[object, Depends(SCHEME)]) -> Who:
+        who = given(request, response)
+        if who is None:
+            raise HTTPException(401, MISSING, {"WWW-Authenticate": "Bearer"})
+        if self.scopes and not any(who.may(scope) for scope in self.scopes):
+            raise HTTPException(403, f"The token lacks the scope “{self.scopes[0]}”.")
+        return who
+
+
+def visitor(request: Request, response: Response, _: Annotated[object, Depends(SCHEME)]) -> Who | None:
+    """Whoever asks: None without a token. One with a wrong token does not pass."""
+    return given(request, response)
+
+
+def given(request: Request, response: Response) -> Who | None:
+    """Whose token the request brings; None without one. Raises 401 for one that does not work, TooMany."""
+    sent = request.headers.getlist("authorization")
+    if not sent:
+        return None
+    here = site(request)
+    asking = address(request.scope)
+    here.throttle.full("failed", asking)
+    scheme, _, text = sent[0].partition(" ")
+    who = None
+    if len(sent) == 1 and scheme.lower() == "bearer":
+        with here.database.read() as conn:
+            who = accounts.whose(conn, text.strip())
+    if who is None:
+        here.throttle.check("failed", asking)
+        raise HTTPException(401, WRONG, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
+    limited(here, response, "requests", f"token:{who.token_id}")
+    _note_use(here, who)
+    return who
+
+
+def only_json(request: Request) -> None:
+    """Other types could come from a form on another site without the browser asking us first. Raises 415."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" or request.headers.get("content-encoding", "identity").lower() != "identity":
+        raise HTTPException(415, "Send the content as application/json, not compressed.")
+
+
+def only_known(request: Request) -> None:
+    """A misspelt filter must not become a list of everything. Raises Refused."""
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    unknown = [name for name in request.query_params if name not in known]
+    if unknown:
+        told = ", ".join(sorted(known)) or "none"
+        raise Refused(f"query.{shown(unknown[0])}", f"there is no such parameter here; there are: {told}")
+
+
+def limited(here: Site, response: Response, kind: str, *keys: str) -> None:
+    """Counts the request under each key and tells the tightest limit. Raises TooMany."""
+    found = [here.throttle.check(kind, key) for key in keys]  # type: ignore[arg-type]
+    known = [left for left in found if left is not None]
+    if known:
+        response.headers.update(min(known, key=lambda left: left.remaining).headers())
+
+
+def _note_use(here: Site, who: Who) -> None:
+    """When a token was used is good to know, but no reason to refuse anything."""
+    if not accounts.stale_use(who):
+        return
+    try:
+        with here.database.write() as conn:
+            accounts.used(conn, who)
+    except TooMany:
+        raise
+    except SiteError:
+        return
+
+
+AnyToken = Annotated[Who, Depends(Needs())]
+Publisher = Annotated[Who, Depends(Needs("publish"))]
+PublisherOrModerator = Annotated[Who, Depends(Needs("publish", "moderate"))]
+Moderator = Annotated[Who, Depends(Needs("moderate"))]
+Visitor = Annotated[Who | None, Depends(visitor)]
+JsonOnly: Final = [Depends(only_json)]
+OPTIONAL: Final[dict[str, Any]] = {"security": [{}]}
+"""For the OpenAPI document of a route that a Visitor may use."""

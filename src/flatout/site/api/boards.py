@@ -1,0 +1,63 @@
+"""Leaderboards: which there are, and one of them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+
+from flatout.site import boards, standings
+from flatout.site.api.models import Board, BoardCount, Boards, Named, Ranking, Standing, when
+from flatout.site.api.runs import Key, run_url
+from flatout.site.api.words import errors
+from flatout.site.app import site
+from flatout.site.errors import NotFound
+
+router = APIRouter(tags=["boards"])
+
+
+@router.get("/boards", summary="The boards that rank something", responses=errors())
+def all_boards(request: Request) -> Boards:
+    with site(request).database.read() as conn:
+        found = standings.all_boards(conn)
+    return Boards(boards=[BoardCount(**_about(i.board).model_dump(), configurations=i.configurations) for i in found])
+
+
+@router.get(
+    "/boards/{board}",
+    summary="One board, best first",
+    responses=errors(404),
+    description="Configurations at one operating point: `single:C`, `total:C:N`, `prefill:C` or `users:C:T` with C the "
+    "context in tokens, N the number of simultaneous requests, T the tok/s that each must have. Places are shared "
+    "where the runs show no difference. A board that nothing stands on is empty.",
+)
+def ranking(
+    request: Request,
+    board: Annotated[str, Path(max_length=40, pattern=r"^[a-z]+(:[0-9]+){1,2}$", examples=["single:8192"])],
+    m: Key | None = None,
+    h: Key | None = None,
+    e: Key | None = None,
+    limit: Annotated[int, Query(ge=1, le=standings.MOST_ROWS)] = 100,
+) -> Ranking:
+    known = boards.parse(board)
+    if known is None:
+        raise NotFound("there can be no such board; /api/v1/boards lists those that rank something")
+    here = site(request)
+    with here.database.read() as conn:
+        found = standings.top(conn, board, model=m, hardware=h, engine=e, limit=limit)
+    rows = [_standing(here.settings.base_url, row) for row in found]
+    return Ranking(**_about(known).model_dump(), standings=rows)
+
+
+def _about(board: boards.Board) -> Board:
+    return Board(board=board.name, title=board.title, about=board.about, unit=board.unit)
+
+
+def _standing(base_url: str, row: standings.Standing) -> Standing:
+    return Standing(
+        place=row.place, value=row.value, low=row.low, high=row.high, runs=row.runs, run=row.public_id,
+        url=run_url(base_url, row.public_id), started=when(row.started_us),
+        model=Named(key=row.model_key, label=row.model),
+        hardware=Named(key=row.hardware_key, label=row.hardware), engine=Named(key=row.engine_key, label=row.engine),
+        engine_version=row.engine_version, precision=row.precision, speculation=row.speculation,
+    )  # fmt: skip

@@ -1,0 +1,355 @@
+"""What the API takes and gives. Times are RFC 3339 in UTC; null is not known, never 0."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from flatout.site import accounts, moderation
+from flatout.site.accounts import SCOPES, Scope
+
+RUN_ID = r"^[a-z2-7]{12}$"
+State = Literal["public", "queued", "hidden", "withdrawn", "deleted"]
+
+
+class Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Problem(BaseModel):
+    """What went wrong (RFC 9457). `detail`: in words, with what to do; `place`: where in what was sent; `id`: the
+    number of a fault, for the operator; the others: of a run that is not shown any more."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    place: str | None = None
+    id: str | None = None
+    state: State | None = None
+    at: str | None = Field(None, description="Since when the run has this state.")
+    successor: str | None = Field(None, description="The run that took its place.")
+
+
+class Named(Model):
+    """`key`: for filters; `label`: for people."""
+
+    key: str
+    label: str
+
+
+class Run(Model):
+    """A run as lists show it. `trust`: good, notes or doubtful, with how many notes; `*_tok_s`: its best sound figure
+    of that kind, null without one."""
+
+    id: str
+    url: str
+    state: State
+    content_hash: str = Field(description="SHA-256 of the canonical record, as `record` gives it.")
+    record_id: str
+    publisher: str | None = Field(description="The account's name; null: picked up on the site's own machine.")
+    received: str | None
+    started: str | None
+    model: Named
+    hardware: Named
+    engine: Named
+    engine_version: str | None
+    precision: str
+    speculation: str
+    suite: str
+    run_state: str
+    cells: int
+    cells_measured: int
+    cells_sound: int
+    context_max_tokens: int | None
+    single_tok_s: float | None
+    total_tok_s: float | None
+    prefill_tok_s: float | None
+    trust: str
+    trust_notes: int
+    bytes: int
+    samples: bool = Field(description="The samples came along.")
+
+
+class Check(Model):
+    """One thing that was checked. `level`: good, note or doubt."""
+
+    name: str
+    level: str
+    text: str
+
+
+class RunDetail(Run):
+    checks: list[Check]
+    replaced_by: str | None = None
+    state_reason: str | None = None
+
+
+class Runs(Model):
+    """`next`: the cursor of the next page (`after`), null on the last."""
+
+    runs: list[Run]
+    next: str | None
+
+
+class Published(Model):
+    """`created`: false where the site had this very record already."""
+
+    id: str
+    url: str
+    state: State
+    content_hash: str
+    created: bool
+    checks: list[Check]
+
+
+class Reason(Model):
+    """In words, for everybody who comes by the run's link."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=moderation.LONGEST_SHOWN)]
+
+
+class ReportReason(Model):
+    """What is wrong with the run, for the moderators."""
+
+    reason: Annotated[str, Field(min_length=1, max_length=moderation.LONGEST_REASON)]
+
+
+class Withdrawal(Reason):
+    """`successor`: the run that takes its place, if there is one."""
+
+    successor: Annotated[str, Field(pattern=RUN_ID)] | None = None
+
+
+class Outcome(Model):
+    outcome: Annotated[str, Field(min_length=1, max_length=moderation.LONGEST_REASON)]
+
+
+class Changed(Model):
+    """A run's state after what was asked."""
+
+    id: str
+    state: State
+    reason: str | None
+    successor: str | None
+
+
+class Token(Model):
+    """`start`: its first characters. `works`: neither revoked nor over."""
+
+    id: int
+    label: str
+    start: str
+    scopes: list[Scope]
+    created: str | None
+    used: str | None = Field(description="To the minute.")
+    expires: str | None
+    revoked: str | None
+    works: bool
+
+    @classmethod
+    def of(cls, token: accounts.Token) -> Token:
+        return cls(
+            id=token.id, label=token.label, start=token.start, scopes=[s for s in SCOPES if s in token.scopes],
+            created=when(token.created_us),
+            used=when(token.used_us), expires=when(token.expires_us), revoked=when(token.revoked_us), works=token.works,
+        )  # fmt: skip
+
+
+class NewToken(Model):
+    label: Annotated[str, Field(max_length=80)] = ""
+    scopes: Annotated[list[Scope], Field(min_length=1, max_length=2)] = ["publish"]
+    expires_days: Annotated[int, Field(ge=1, le=3650)] | None = None
+
+
+class MadeToken(Model):
+    """`text`: the token itself. It is shown this once and kept nowhere."""
+
+    text: str
+    token: Token
+
+
+class Me(Model):
+    """Whose token it is, and what it may."""
+
+    name: str
+    scopes: list[Scope]
+    token_id: int
+    runs: int
+
+
+class Report(Model):
+    id: int
+    run: str
+    reason: str
+    made: str | None
+    by: str | None
+    settled: str | None
+    settled_by: str | None
+    outcome: str | None
+
+    @classmethod
+    def of(cls, report: moderation.Report) -> Report:
+        return cls(
+            id=report.id, run=report.public_id, reason=report.reason, made=when(report.made_us), by=report.by,
+            settled=when(report.settled_us), settled_by=report.settled_by, outcome=report.outcome,
+        )  # fmt: skip
+
+
+class Reported(Model):
+    """The report's number."""
+
+    id: int
+
+
+class Waiting(Model):
+    id: str
+    model: str
+    hardware: str
+    engine: str
+    received: str | None
+    publisher: str | None
+    trust: str
+
+
+class Queue(Model):
+    """What waits for a moderator, oldest first; `*_all`: how many there are, more than are listed perhaps."""
+
+    runs: list[Waiting]
+    reports: list[Report]
+    runs_all: int
+    reports_all: int
+
+
+class Deed(Model):
+    at: str | None
+    who: str
+    what: str
+    run: str | None
+    detail: str | None
+
+
+class Deeds(Model):
+    """What was done, newest first."""
+
+    deeds: list[Deed]
+
+
+class Board(Model):
+    """An operating point that is ranked."""
+
+    board: str
+    title: str
+    about: str
+    unit: str
+
+
+class BoardCount(Board):
+    configurations: int
+
+
+class Boards(Model):
+    boards: list[BoardCount]
+
+
+class Standing(Model):
+    """A configuration on a board. `place` is shared where no difference is shown; `low`, `high`: the 95 % interval,
+    null where it is not known; `run`: its newest run; `runs`: how many are pooled."""
+
+    place: int
+    value: float
+    low: float | None
+    high: float | None
+    runs: int
+    run: str
+    url: str
+    started: str | None
+    model: Named
+    hardware: Named
+    engine: Named
+    engine_version: str | None
+    precision: str
+    speculation: str
+
+
+class Ranking(Board):
+    standings: list[Standing]
+
+
+class ComparedFigure(Model):
+    """`ratio`: b / a with its 95 % interval; `could_show`: the smallest relative difference these runs would show."""
+
+    a: float | None
+    b: float | None
+    ratio: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+    interval: str | None
+    verdict: str
+    reason: str | None
+    could_show: float | None
+
+
+class ComparedCell(Model):
+    cell: str
+    phase: str
+    context_tokens: int | None
+    concurrency: int
+    a_status: list[str]
+    b_status: list[str]
+    doubts: list[str]
+    notes: list[str]
+    figures: dict[str, ComparedFigure]
+
+
+class Difference(Model):
+    what: str
+    name: str
+    a: str
+    b: str
+
+
+class ComparedPair(Model):
+    """A later side (`b`) against the first (`a`)."""
+
+    a: str
+    b: str
+    letter: str
+    differences: list[Difference]
+    not_known: list[str]
+    mean_ratio: float | None
+    cells: list[ComparedCell]
+    only_a: list[str]
+    only_b: list[str]
+
+
+class ComparedSide(BaseModel):
+    """`is`: the configuration in words; `runs`: the records' own names."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    name: str
+    what: str = Field(alias="is")
+    runs: list[str]
+
+
+class Comparison(Model):
+    """As `flatout compare --json` prints it."""
+
+    format: Literal["flatout-comparison/1"]
+    sides: list[ComparedSide]
+    pairs: list[ComparedPair]
+    notes: list[str]
+
+
+def when(us: int | None) -> str | None:
+    """Microseconds since 1970 as RFC 3339; None too for a time that no calendar has."""
+    if us is None:
+        return None
+    try:
+        return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):
+        return None

@@ -1,0 +1,117 @@
+"""Reports by anybody; the queue, hiding and settling by moderators."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request, Response
+
+from flatout.site import moderation
+from flatout.site.api.auth import OPTIONAL, JsonOnly, Moderator, Visitor, limited
+from flatout.site.api.models import (
+    Changed,
+    Deed,
+    Deeds,
+    Outcome,
+    Queue,
+    Reason,
+    Report,
+    Reported,
+    ReportReason,
+    Waiting,
+    when,
+)
+from flatout.site.api.runs import Id, RunId, changed
+from flatout.site.api.words import errors
+from flatout.site.app import site
+from flatout.site.middleware import address
+
+router = APIRouter(tags=["moderation"])
+
+
+@router.post(
+    "/runs/{run_id}/report",
+    status_code=201,
+    summary="Report a run",
+    responses=errors(401, 404, 409, 413, 415),
+    dependencies=JsonOnly,
+    openapi_extra=OPTIONAL,
+    description="Tells the moderators what is wrong with a run. Needs no token; with one, they see whose it is.",
+)
+def report(request: Request, response: Response, who: Visitor, run_id: RunId, said: ReportReason) -> Reported:
+    here = site(request)
+    limited(here, response, "report", address(request.scope))
+    with here.database.write() as conn:
+        made = moderation.report(conn, run_id, said.reason, account_id=who.account_id if who is not None else None)
+    return Reported(id=made)
+
+
+@router.get("/moderation/queue", summary="What waits for a moderator", responses=errors(401, 403))
+def queue(request: Request, who: Moderator) -> Queue:
+    with site(request).database.read() as conn:
+        found = moderation.queue(conn)
+    return Queue(
+        runs=[
+            Waiting(
+                id=w.public_id, model=w.model, hardware=w.hardware, engine=w.engine, received=when(w.received_us),
+                publisher=w.who, trust=w.trust,
+            )
+            for w in found.runs
+        ],
+        reports=[Report.of(r) for r in found.reports],
+        runs_all=found.runs_all,
+        reports_all=found.reports_all,
+    )  # fmt: skip
+
+
+@router.post(
+    "/runs/{run_id}/approve", summary="Show a run that waits, or a hidden one again",
+    responses=errors(401, 403, 404, 409, 410),
+)  # fmt: skip
+def approve(request: Request, who: Moderator, run_id: RunId) -> Changed:
+    here = site(request)
+    here.store.approve(run_id, who=who.name)
+    return changed(here, run_id)
+
+
+@router.post(
+    "/runs/{run_id}/hide",
+    summary="Hide a run, with a reason that is shown",
+    responses=errors(401, 403, 404, 409, 410, 413, 415),
+    dependencies=JsonOnly,
+    description="What is open of the reports about it is settled with that reason.",
+)
+def hide(request: Request, who: Moderator, run_id: RunId, said: Reason) -> Changed:
+    here = site(request)
+    reason = moderation.checked_reason(said.reason, longest=moderation.LONGEST_SHOWN)
+    here.store.hide(run_id, who=who.name, reason=reason)
+    with here.database.write() as conn:
+        moderation.settle_all(conn, run_id, f"hidden: {reason}"[: moderation.LONGEST_REASON], who=who.name,
+                              account_id=who.account_id)  # fmt: skip
+    return changed(here, run_id)
+
+
+@router.post(
+    "/reports/{report_id}/settle",
+    summary="Settle a report",
+    responses=errors(401, 403, 404, 409, 413, 415),
+    dependencies=JsonOnly,
+)
+def settle(request: Request, who: Moderator, report_id: Annotated[int, Path(ge=1, le=2**53)], said: Outcome) -> Report:
+    with site(request).database.write() as conn:
+        done = moderation.settle(conn, report_id, said.outcome, who=who.name, account_id=who.account_id)
+    return Report.of(done)
+
+
+@router.get("/moderation/deeds", summary="Who did what when, newest first", responses=errors(401, 403, 404))
+def deeds(
+    request: Request,
+    who: Moderator,
+    run: Annotated[Id | None, Query(description="Of this run alone.")] = None,
+    limit: Annotated[int, Query(ge=1, le=moderation.MOST_SHOWN)] = 100,
+) -> Deeds:
+    with site(request).database.read() as conn:
+        found = moderation.deeds(conn, run, limit=limit)
+    return Deeds(
+        deeds=[Deed(at=when(d.at_us), who=d.who, what=d.what, run=d.public_id, detail=d.detail) for d in found]
+    )

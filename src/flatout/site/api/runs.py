@@ -1,0 +1,282 @@
+"""Runs: publish, list, read, compare, withdraw."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
+
+import anyio.to_thread
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import Field
+
+from flatout.compare import CompareError, compare
+from flatout.show import comparison
+from flatout.site import intake, listing, moderation, trust
+from flatout.site.accounts import Who
+from flatout.site.api.auth import OPTIONAL, JsonOnly, Publisher, PublisherOrModerator, Visitor, limited
+from flatout.site.api.body import REQUEST_BODY, Sent, sent
+from flatout.site.api.models import (
+    RUN_ID,
+    Changed,
+    Check,
+    Comparison,
+    Named,
+    Published,
+    Run,
+    RunDetail,
+    Runs,
+    State,
+    Withdrawal,
+    when,
+)
+from flatout.site.api.words import RECORD, errors
+from flatout.site.app import Site, site
+from flatout.site.errors import NotFound, Refused
+from flatout.site.middleware import address
+from flatout.site.problems import Tombstone
+
+if TYPE_CHECKING:
+    from flatout.record import Record
+    from flatout.site.store import RunRow
+
+router = APIRouter(tags=["runs"])
+
+RunId = Annotated[str, Path(pattern=RUN_ID, description="The run's id, as in its link.", examples=["abcdefgh2345"])]
+Id = Annotated[str, Field(pattern=RUN_ID)]
+Key = Annotated[str, Field(max_length=120)]
+Text = Annotated[str, Field(max_length=listing.LONGEST)]
+MOST_COMPARED: Final = 8
+STATES: Final = get_args(State)
+FILES: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "Not changed since (If-None-Match)"}}
+
+
+@router.post(
+    "/runs",
+    status_code=201,
+    summary="Publish a run",
+    responses={
+        200: {"model": Published, "description": "The site has this very record already"},
+        **errors(401, 403, 404, 408, 409, 410, 413, 415),
+    },
+    openapi_extra=REQUEST_BODY,
+    description="Takes one record, with its samples if they come along. The same record again is the same run, so it "
+    "may be sent again after any failure. A record that holds a secret, an address or a user's name is refused with "
+    "the place. On a moderated site the run waits for approval (`state`: queued).",
+)
+async def publish(
+    request: Request,
+    response: Response,
+    who: Publisher,
+    body: Annotated[Sent, Depends(sent)],
+    replaces: Annotated[Id | None, Query(description="One's own run that this one takes the place of.")] = None,
+) -> Published:
+    here = site(request)
+    limited(here, response, "publish", f"account:{who.account_id}", address(request.scope))
+    # Few at a time: a record takes many times its size while it is read, and the other threads serve readers.
+    made = await anyio.to_thread.run_sync(_take, here, who, body, replaces, limiter=request.app.state.publishing)
+    response.status_code = 201 if made.created else 200
+    response.headers["Location"] = f"/api/v1/runs/{made.id}"
+    return made
+
+
+def _take(here: Site, who: Who, body: Sent, replaces: str | None) -> Published:
+    taken = intake.take(body.record, gzipped=body.gzipped, settings=here.settings)
+    samples = None
+    if body.samples is not None:
+        samples = intake.take_samples(body.samples, taken.record, here.settings)
+    kept = here.store.publish(taken, account_id=who.account_id, who=who.name, samples=samples, replaces=replaces)
+    return Published(
+        id=kept.public_id,
+        url=run_url(here.settings.base_url, kept.public_id),
+        state=state(kept.state),
+        content_hash=taken.content_hash,
+        created=kept.created,
+        checks=checks(taken.record),
+    )
+
+
+@router.get(
+    "/runs",
+    summary="List runs, newest first",
+    responses=errors(),
+    description="Public runs that fit all filters. `next` is the cursor of the next page: give it as `after`.",
+)
+def list_runs(
+    request: Request,
+    q: Annotated[Text | None, Query(description="Words in the model, hardware, engine, suite.")] = None,
+    m: Annotated[Key | None, Query(description="Model key.")] = None,
+    h: Annotated[Key | None, Query(description="Hardware key.")] = None,
+    e: Annotated[Key | None, Query(description="Engine key.")] = None,
+    p: Annotated[Key | None, Query(description="Precision.")] = None,
+    s: Annotated[Key | None, Query(description="Speculative method.")] = None,
+    c: Annotated[Text | None, Query(description="Context that was measured: tokens, or 8k.")] = None,
+    from_: Annotated[
+        Text | None, Query(alias="from", description="Started on this day (2026-11-30, UTC) or later.")
+    ] = None,
+    to: Annotated[Text | None, Query(description="Started on this day or before.")] = None,
+    after: Annotated[Text | None, Query(description="Cursor.")] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Runs:
+    here = site(request)
+    asked = {"q": q, "m": m, "h": h, "e": e, "p": p, "s": s, "c": c, "from": from_, "to": to, "after": after}
+    wanted = listing.Filter.from_query({name: text for name, text in asked.items() if text is not None})
+    with here.database.read() as conn:
+        page = listing.find(conn, wanted, limit=limit, secret=here.settings.secret)
+    return Runs(runs=[run(here, row) for row in page.rows], next=page.next)
+
+
+@router.get(
+    "/runs/{run_id}",
+    summary="One run and its checks",
+    responses=errors(401, 404, 410),
+    openapi_extra=OPTIONAL,
+    description="A run that waits for approval is there for its publisher and for moderators. One that was hidden, "
+    "withdrawn or deleted answers 410 with the reason, and the run that took its place.",
+)
+def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
+    here = site(request)
+    row = visible(here, who, run_id)
+    return RunDetail(
+        **run(here, row).model_dump(),
+        checks=checks(here.store.record(run_id)),
+        state_reason=row.state_reason,
+        replaced_by=here.store.successor(row),
+    )
+
+
+@router.get(
+    "/runs/{run_id}/record",
+    summary="The record itself",
+    responses={200: {"content": {"application/json": {"schema": RECORD}}}, **FILES,
+               **errors(401, 404, 410)},
+    openapi_extra=OPTIONAL,
+    response_class=Response,
+    description="Exactly the bytes whose SHA-256 is `content_hash`.",
+)  # fmt: skip
+def get_record(request: Request, who: Visitor, run_id: RunId) -> Response:
+    here = site(request)
+    row = visible(here, who, run_id)
+    return _file(request, run_id, "json", "application/json", row.content_hash, lambda: here.store.content(run_id))
+
+
+@router.get(
+    "/runs/{run_id}/samples",
+    summary="The samples, as a zip of .npz files",
+    responses={200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}, **FILES,
+               **errors(401, 404, 410)},
+    openapi_extra=OPTIONAL,
+    response_class=Response,
+)  # fmt: skip
+def get_samples(request: Request, who: Visitor, run_id: RunId) -> Response:
+    here = site(request)
+    row = visible(here, who, run_id)
+    if row.samples_hash is None:
+        raise NotFound("this run came without samples")
+    return _file(request, run_id, "zip", "application/zip", row.samples_hash, lambda: here.store.samples(run_id) or b"")
+
+
+@router.get(
+    "/compare",
+    summary="Compare runs",
+    responses=errors(404, 410),
+    response_model_by_alias=True,
+    description="The first is what the others are compared with; runs of one configuration count as repeats. The "
+    "answer is what `flatout compare --json` prints.",
+)
+def compare_runs(
+    request: Request,
+    r: Annotated[
+        list[Id],
+        Query(min_length=2, max_length=MOST_COMPARED, description="Ids, each once."),
+    ],
+) -> Comparison:
+    here = site(request)
+    if len(set(r)) < len(r):
+        raise Refused("r", "name each run once")
+    rows = [visible(here, None, run_id) for run_id in r]
+    try:
+        made = compare([here.store.record(row.public_id) for row in rows], names=[row.public_id for row in rows])
+    except CompareError as error:
+        raise Refused("r", str(error)) from error
+    data = comparison.data(made)
+    del data["fail_if"]
+    return Comparison.model_validate(data)
+
+
+@router.post(
+    "/runs/{run_id}/withdraw",
+    summary="Withdraw one's own run",
+    responses=errors(401, 403, 404, 409, 410, 413, 415),
+    dependencies=JsonOnly,
+    description="It leaves a tombstone with the reason, and a link to the run that takes its place if there is one. A "
+    "moderator may withdraw any run.",
+)
+def withdraw(request: Request, who: PublisherOrModerator, run_id: RunId, said: Withdrawal) -> Changed:
+    here = site(request)
+    here.store.withdraw(
+        run_id,
+        who=who.name,
+        account_id=who.account_id,
+        reason=moderation.checked_reason(said.reason, longest=moderation.LONGEST_SHOWN),
+        successor=said.successor,
+        moderator=who.may("moderate"),
+    )
+    return changed(here, run_id)
+
+
+def visible(here: Site, who: Who | None, run_id: str) -> RunRow:
+    """The run's row if this one may see it. Raises NotFound (also for what waits for approval) and Tombstone."""
+    row = here.store.row(run_id)
+    if row.state == "public":
+        return row
+    moderator = who is not None and who.may("moderate")
+    if row.state == "queued":
+        if moderator or (who is not None and row.account_id == who.account_id):
+            return row
+        raise NotFound(f"there is no run {run_id}")
+    if moderator and row.state != "deleted":
+        return row
+    raise Tombstone(row.state, row.state_reason, when(row.state_us), here.store.successor(row))
+
+
+def run(here: Site, row: RunRow) -> Run:
+    return Run(
+        id=row.public_id, url=run_url(here.settings.base_url, row.public_id), state=state(row.state),
+        content_hash=row.content_hash, record_id=row.record_id, publisher=row.account, received=when(row.received_us),
+        started=when(row.started_us), model=Named(key=row.model_key, label=row.model),
+        hardware=Named(key=row.hardware_key, label=row.hardware), engine=Named(key=row.engine_key, label=row.engine),
+        engine_version=row.engine_version, precision=row.precision, speculation=row.speculation, suite=row.suite,
+        run_state=row.run_state, cells=row.cells, cells_measured=row.cells_measured, cells_sound=row.cells_sound,
+        context_max_tokens=row.context_max, single_tok_s=row.single_tok_s, total_tok_s=row.total_tok_s,
+        prefill_tok_s=row.prefill_tok_s, trust=row.trust, trust_notes=row.trust_notes, bytes=row.bytes,
+        samples=row.samples_hash is not None,
+    )  # fmt: skip
+
+
+def changed(here: Site, run_id: str) -> Changed:
+    row = here.store.row(run_id)
+    return Changed(id=run_id, state=state(row.state), reason=row.state_reason, successor=here.store.successor(row))
+
+
+def checks(record: Record) -> list[Check]:
+    return [Check(name=c.name, level=c.level, text=c.text) for c in trust.checks(record)]
+
+
+def state(text: str) -> State:
+    assert text in STATES, text
+    return cast(State, text)
+
+
+def run_url(base_url: str, run_id: str) -> str:
+    return f"{base_url}/r/{run_id}"
+
+
+def _file(request: Request, run_id: str, ending: str, kind: str, digest: str, read: Any) -> Response:
+    """A file by its hash: a reader that has it is told so. Its name is made of our id alone. It may be withdrawn at any
+    time, so nobody shall keep it without asking again."""
+    tag = f'"{digest}"'
+    headers = {"ETag": tag, "Cache-Control": "no-cache"}
+    asked = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]
+    if tag in asked:
+        return Response(status_code=304, headers=headers)
+    headers["Content-Disposition"] = f'attachment; filename="flatout-{run_id}.{ending}"'
+    return Response(read(), media_type=kind, headers=headers)

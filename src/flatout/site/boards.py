@@ -1,0 +1,260 @@
+"""Leaderboards as numbers: which operating points a run stands on, repeats pooled, places shared. Pure.
+
+Single-stream decode, total throughput at a stated concurrency, prefill, and how many at once at a rate each are boards
+of their own: no ranking mixes them. Only valid cells count: where requests queued, fewer ran than the board says.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final, Literal, Protocol
+
+from flatout.compare.ratio import Estimate, Ratio, estimate, of_samples, ratio, together
+from flatout.flags import Status
+from flatout.show import numbers
+
+Kind = Literal["single", "total", "prefill", "users"]
+KINDS: Final[tuple[Kind, ...]] = ("single", "total", "prefill", "users")
+EACH_TOK_S: Final = (10, 20, 30, 50)
+"""Rates that each request must have on the boards that count requests."""
+UNKNOWN_SHARE: Final = 0.03
+"""A rate without an interval is placed as if it were known to ±3 %; the page says so."""
+MOST_BOARDS: Final = 600
+"""Of one configuration, shortest contexts first: a matrix of 24 contexts and 16 concurrencies has 500."""
+_LARGEST: Final = 2**31 - 1
+_NAME: Final = re.compile(
+    r"(?:(?P<one>single|prefill):(?P<c>[1-9]\d{0,9})|(?P<two>total|users):(?P<c2>[1-9]\d{0,9}):(?P<n>[1-9]\d{0,9}))"
+)
+
+
+class Point(Protocol):
+    """A measured cell, as the table `points` has it."""
+
+    @property
+    def phase(self) -> str: ...
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def concurrency(self) -> int: ...
+    @property
+    def status(self) -> str: ...
+    @property
+    def sound(self) -> bool: ...
+    @property
+    def rate_tok_s(self) -> float | None: ...
+    @property
+    def rate_low(self) -> float | None: ...
+    @property
+    def rate_high(self) -> float | None: ...
+    @property
+    def each_tok_s(self) -> float | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """An operating point that is ranked. `n`: concurrency (total; 1 for single and prefill), or the tok/s that each
+    request must have (users)."""
+
+    kind: Kind
+    context_tokens: int
+    n: int = 1
+
+    @property
+    def name(self) -> str:
+        """As in URLs and tables: `single:8192`, `total:8192:32`, `prefill:32768`, `users:8192:30`."""
+        head = f"{self.kind}:{self.context_tokens}"
+        return head if self.kind in ("single", "prefill") else f"{head}:{self.n}"
+
+    @property
+    def title(self) -> str:
+        context = numbers.context(self.context_tokens)
+        return {
+            "single": f"{context} × 1 decode",
+            "total": f"{context} × {self.n:,} total",
+            "prefill": f"{context} prefill",
+            "users": f"{context}: most at once at ≥ {self.n} tok/s each",
+        }[self.kind]
+
+    @property
+    def unit(self) -> str:
+        return "requests at once" if self.kind == "users" else "tok/s"
+
+    @property
+    def about(self) -> str:
+        """What is ranked, in a sentence."""
+        context = numbers.context(self.context_tokens)
+        return {
+            "single": f"Decode speed of one request alone on the server, at a context of {context}.",
+            "total": f"Tokens a second of {self.n:,} simultaneous requests together, each at a context of {context}.",
+            "prefill": f"How fast a cold prompt of {context} tokens is read, alone on the server.",
+            "users": f"The largest measured number of simultaneous requests at a context of {context} at which the "
+            f"median request gets {self.n} tok/s or more, with no smaller number that misses it.",
+        }[self.kind]
+
+
+def parse(name: str) -> Board | None:
+    """The board of that name, or None if there can be none."""
+    match = _NAME.fullmatch(name) if name.isascii() else None
+    if match is None:
+        return None
+    context, n = int(match["c"] or match["c2"]), int(match["n"] or 1)
+    if context > _LARGEST or n > _LARGEST:
+        return None
+    kind: Kind = next(kind for kind in KINDS if kind in (match["one"], match["two"]))
+    if (kind == "users" and n not in EACH_TOK_S) or (kind == "total" and n == 1):
+        return None
+    return Board(kind, context, n)
+
+
+@dataclass(frozen=True, slots=True)
+class BoardValue:
+    """One run on one board, with its 95 % interval; None where it is not known. On a board that counts requests [low,
+    high] is what the tested numbers leave open, and `high` None says: this many or more."""
+
+    board: Board
+    value: float
+    low: float | None
+    high: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled:
+    """Some runs' values as one: geometric mean, 95 % interval (as in BoardValue), and how many runs."""
+
+    value: float
+    low: float | None
+    high: float | None
+    runs: int
+
+
+def board_values(points: Iterable[Point]) -> list[BoardValue]:
+    """All boards that one run stands on, shortest contexts first."""
+    return [BoardValue(board, p.value, p.low, p.high) for board, p in pooled_boards([list(points)]).items()]
+
+
+def pooled_boards(runs: Sequence[Sequence[Point]]) -> dict[Board, Pooled]:
+    """All boards that the repeats of one configuration stand on together, shortest contexts first, at most
+    MOST_BOARDS."""
+    cells: dict[tuple[str, int, int], list[Point]] = {}
+    for run in runs:
+        for point in run:
+            if _usable(point):
+                cells.setdefault((point.phase, point.context_tokens, point.concurrency), []).append(point)
+    found: dict[Board, Pooled] = {}
+    for (phase, context, n), same in cells.items():
+        kind: Kind | None = "prefill" if phase == "prefill" else "single" if n == 1 else "total"
+        pooled = pool_points(same)
+        if phase in ("prefill", "decode") and kind is not None and pooled is not None:
+            found[Board(kind, context, n if kind == "total" else 1)] = pooled
+    for context in {c for phase, c, _ in cells if phase == "decode"}:
+        row = {n: same for (phase, c, n), same in cells.items() if phase == "decode" and c == context}
+        for each in EACH_TOK_S:
+            held = _held(row, each)
+            if held is not None:
+                found[Board("users", context, each)] = held
+    order = sorted(found, key=lambda b: (b.context_tokens, KINDS.index(b.kind), b.n))
+    return {board: found[board] for board in order[:MOST_BOARDS]}
+
+
+def _usable(point: Point) -> bool:
+    return point.sound and 0 < point.context_tokens <= _LARGEST and 0 < point.concurrency <= _LARGEST
+
+
+def pool_points(points: Sequence[Point]) -> Pooled | None:
+    """The rate of one cell over some runs; None where no run has a valid one."""
+    usable = [p for p in points if p.status == Status.VALID]
+    return pool([e for e in (estimate(p.rate_tok_s, p.rate_low, p.rate_high) for p in usable) if e is not None])
+
+
+def pool(runs: Sequence[Estimate]) -> Pooled | None:
+    """Geometric mean; its interval from the runs' own (independent), or from the spread between them (Student's t on
+    logarithms), whichever is wider. None for no run."""
+    if not runs:
+        return None
+    if len(runs) == 1:
+        return Pooled(runs[0].value, runs[0].low, runs[0].high, 1)
+    within = together([_as_ratio(run) for run in runs])
+    between = of_samples(within.value, [run.value for run in runs])
+    spans = [(e.low, e.high) for e in (within, between) if e is not None and e.low is not None and e.high is not None]
+    low, high = max(spans, key=lambda s: math.inf if s[0] <= 0 else s[1] / s[0]) if spans else (None, None)
+    if high is not None and not math.isfinite(high):
+        low = high = None
+    return Pooled(within.value, low, high, len(runs))
+
+
+def _as_ratio(run: Estimate) -> Ratio:
+    error = None if run.below is None or run.above is None else max(run.below, run.above)
+    return Ratio(run.value, error=error)
+
+
+def _held(row: dict[int, list[Point]], each_tok_s: float) -> Pooled | None:
+    """The largest number at once at which each request gets the rate. Counts upwards and stops at the first that
+    misses: a larger one that gets it again is luck. Where requests queue, the number did not run at once."""
+    met: tuple[int, int] | None = None
+    for n in sorted(row):
+        rates = [p.each_tok_s for p in row[n] if p.each_tok_s is not None and 0 < p.each_tok_s < math.inf]
+        if not rates:
+            continue
+        if math.fsum(math.log(r) for r in rates) / len(rates) < math.log(each_tok_s) - 1e-12:
+            return None if met is None else Pooled(float(met[0]), float(met[0]), float(n - 1), met[1])
+        valid = sum(p.status == Status.VALID for p in row[n])
+        if valid:
+            met = n, valid
+    return None if met is None else Pooled(float(met[0]), float(met[0]), None, met[1])
+
+
+class Ranked(Protocol):
+    """A row of a ranking."""
+
+    @property
+    def value(self) -> float: ...
+    @property
+    def low(self) -> float | None: ...
+    @property
+    def high(self) -> float | None: ...
+
+
+def places(rows: Sequence[Ranked], *, counts: bool = False) -> list[int]:
+    """The place of each row; rows come with the largest value first (ValueError otherwise).
+
+    A row is behind those that are shown to be faster: the 95 % interval of the ratio of the two lies above 1. No row
+    stands before one above it. `counts`: exact numbers (requests at once), where only equal ones share.
+    """
+    values = [row.value for row in rows]
+    if any(a < b for a, b in pairwise(values)):
+        raise ValueError("a ranking begins with its largest value")
+    if counts:
+        return [values.index(value) + 1 for value in values]
+    found: list[int] = []
+    logs = [math.log(value) for value in values]
+    errors = [_errors(row) for row in rows]
+    for i, (mine, (_, above)) in enumerate(zip(logs, errors, strict=True)):
+        faster = sum(logs[j] - mine > math.hypot(errors[j][0], above) for j in range(i))
+        found.append(max(faster + 1, found[-1] if found else 1))
+    return found
+
+
+def _errors(row: Ranked) -> tuple[float, float]:
+    """Half widths of the 95 % interval of the logarithm, downwards and upwards."""
+    made = as_estimate(row)
+    quantile = 1.959963984540054  # as in `estimate`, which divides by it
+    return (made.below or 0.0) * quantile, (made.above or 0.0) * quantile
+
+
+def as_estimate(row: Ranked) -> Estimate:
+    """A row's value with its interval, or with ±3 % where it has none. Raises ValueError for what is not positive."""
+    made = estimate(row.value, row.low, row.high)
+    if made is not None and made.below is None:
+        made = estimate(row.value, row.value / (1 + UNKNOWN_SHARE), row.value * (1 + UNKNOWN_SHARE))
+    if made is None:
+        raise ValueError(f"{row.value!r} is no rate")
+    return made
+
+
+def lead(first: Ranked, second: Ranked) -> Ratio:
+    """How many times as fast the first is as the second, with its interval."""
+    return ratio([as_estimate(second)], [as_estimate(first)])

@@ -1,0 +1,234 @@
+"""A process beside the site that draws what takes long: pages of runs, comparisons, pictures.
+
+It keeps the site answering while it draws (300 ms of computing for a large run), and a record that makes the drawing
+endless or kills it costs that one page, not the site.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, Final
+
+from flatout.site.errors import Unavailable
+
+if TYPE_CHECKING:
+    from flatout.record import Record
+
+log: Final = logging.getLogger("flatout.site")
+LONGEST_S: Final = 30.0
+"""What one drawing may take, the start of the process aside."""
+START_S: Final = 60.0
+WAIT_S: Final = 20.0
+"""How long a request waits for those before it."""
+MOST_MEMBER_BYTES: Final = 64 * 1024 * 1024
+BUSY: Final = "The site is drawing other pages just now. Try again in a minute."
+TOO_LONG: Final = "This page takes too long to draw. The record itself can be downloaded; its page cannot be shown."
+
+
+class DrawingFailed(Exception):
+    """The work raised; the text is the error's kind and no more."""
+
+
+class Drawer:
+    """One process, one work at a time; started when first needed, anew when it died or was too slow."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: Connection | None = None
+
+    def draw(self, work: str, *given: Any) -> Any:
+        """What the work of that name makes of what it is given. Raises Unavailable: no process could be had, others
+        wait, or it took too long; DrawingFailed."""
+        if not self._lock.acquire(timeout=WAIT_S):
+            raise Unavailable(BUSY)
+        try:
+            return self._ask(self._running(), work, given)
+        finally:
+            self._lock.release()
+
+    def warm(self) -> None:
+        """Starts the process, so that the first who asks need not wait for it; quiet where that fails."""
+        with suppress(Unavailable), self._lock:
+            self._running()
+
+    def close(self) -> None:
+        """Ends the process; the next drawing starts another."""
+        with self._lock:
+            self._end()
+
+    def _running(self) -> Connection:
+        if self._process is None or self._process.poll() is not None or self._pipe is None:
+            self._start()
+        assert self._pipe is not None
+        return self._pipe
+
+    def _ask(self, pipe: Connection, work: str, given: Sequence[Any]) -> Any:
+        try:
+            pipe.send((work, given))
+            if not pipe.poll(LONGEST_S):
+                log.warning("drawing %s took over %.0f s and was ended", work, LONGEST_S)
+                self._end()
+                raise Unavailable(TOO_LONG)
+            good, made = pipe.recv()
+        except (OSError, EOFError) as error:
+            log.warning("the drawing process ended while drawing %s", work)
+            self._end()
+            raise Unavailable(TOO_LONG) from error
+        if not good:
+            raise DrawingFailed(made)
+        return made
+
+    def _start(self) -> None:
+        """A fresh interpreter: neither a fork of ours, with its threads and locks, nor one that runs our program's own
+        script again. It gets no setting of the site, which may hold a password."""
+        self._end()
+        ours, theirs = Pipe()
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
+        kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        number = theirs.fileno()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "flatout.site.drawer", str(number)], pass_fds=(number,), env=kept,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+            theirs.close()
+            self._pipe = ours
+            if not ours.poll(START_S):
+                raise EOFError
+            ours.recv()
+        except (OSError, EOFError) as error:
+            self._end()
+            raise Unavailable("The site cannot draw pages at the moment. Try again in a minute.") from error
+
+    def _end(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(5)
+        if self._pipe is not None:
+            self._pipe.close()
+        self._process = self._pipe = None
+
+
+def serve(pipe: Connection) -> None:
+    """The process: answers until the pipe closes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the site, which then closes the pipe
+    import flatout.show.page
+    import flatout.show.page.compared
+    import flatout.site.trust  # noqa: F401
+    from flatout.show import charts
+
+    if charts.available():  # the first chart takes seconds, whoever asks for it
+        import altair  # noqa: F401
+        import vl_convert
+
+        vl_convert.vegalite_to_svg({"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {}})
+    pipe.send("ready")
+    while True:
+        try:
+            work, given = pipe.recv()
+        except (EOFError, OSError):
+            return
+        signal.alarm(round(2 * LONGEST_S))  # should the site be gone by then
+        try:
+            made: tuple[bool, Any] = (True, WORKS[work](*given))
+        except Exception as error:
+            made = (False, type(error).__name__)
+        signal.alarm(0)
+        with suppress(OSError):
+            pipe.send(made)
+
+
+def run_page(content: bytes, samples: bytes | None, received_us: int) -> dict[str, str]:
+    """A record's page in parts: `head`, `rest`, what is said of it elsewhere (`title`, `description`), whether there
+    is a `card` (yes or no), and its `checks` (JSON: name, level, text, was it checked at all)."""
+    from flatout.show import matrix
+    from flatout.show.page import fragment
+    from flatout.show.page.head import title, verdict
+    from flatout.site import trust
+
+    record = _parsed(content)
+    with tempfile.TemporaryDirectory(prefix="flatout-drawing-") as folder:
+        made = fragment(record, samples_dir=unpacked(samples, Path(folder)))
+    drawable = importlib.util.find_spec("vl_convert") is not None and bool(matrix.of(record.cells).rows)
+    checks = [(one.name, one.level, one.text, one.checked) for one in trust.checks(record, received_us=received_us)]
+    return {
+        "head": str(made.head), "rest": str(made.rest), "title": title(record), "description": verdict(record),
+        "card": "yes" if drawable else "no", "checks": json.dumps(checks),
+    }  # fmt: skip
+
+
+def whole_page(content: bytes, samples: bytes | None) -> bytes:
+    """The record's page as one file, as `flatout report` writes it."""
+    from flatout.show.page import render
+
+    with tempfile.TemporaryDirectory(prefix="flatout-drawing-") as folder:
+        return render(_parsed(content), samples_dir=unpacked(samples, Path(folder))).encode()
+
+
+def card(content: bytes) -> bytes | None:
+    """The picture for links, 1200 × 630; None where there is nothing to draw or nothing to draw with."""
+    from flatout.show.picture import PictureError, png
+
+    try:
+        return png(_parsed(content), size="card")
+    except PictureError:
+        return None
+
+
+def comparison(contents: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:
+    """The comparison of records in order, the first being the baseline. `error`: why there is none, in words."""
+    from flatout.compare import CompareError, compare
+    from flatout.show.page import compared
+    from flatout.show.page.compared_head import title
+
+    try:
+        made = compare([_parsed(content) for content in contents], names=names)
+    except CompareError as error:
+        return {"error": str(error)}
+    return {"body": str(compared.fragment(made).body), "title": title(made)}
+
+
+def _parsed(content: bytes) -> Record:
+    from flatout.record import parse
+
+    return parse(content.decode())
+
+
+def unpacked(samples: bytes | None, folder: Path) -> Path | None:
+    """The samples' files in a folder, by their own names alone; None for none."""
+    if samples is None:
+        return None
+    with zipfile.ZipFile(io.BytesIO(samples)) as packed:
+        for member in packed.infolist():
+            name = PurePosixPath(member.filename.replace("\\", "/")).name
+            if name.endswith(".npz") and member.file_size <= MOST_MEMBER_BYTES:
+                (folder / name).write_bytes(packed.read(member))
+    return folder
+
+
+WORKS: Final[Mapping[str, Callable[..., Any]]] = {
+    "run": run_page,
+    "whole": whole_page,
+    "card": card,
+    "comparison": comparison,
+}
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""The tables' versions, for Alembic; run by `Database.migrate`."""

@@ -1,0 +1,108 @@
+"""What the operator does from the command line: tokens, migration, backup and restore. Each is kept as a deed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from flatout.show.safe import clean
+from flatout.site import accounts
+from flatout.site import backup as archive
+from flatout.site.backup import Counted
+from flatout.site.database import Database
+from flatout.site.settings import Settings
+
+OPERATOR: Final = "operator"
+DAY_US: Final = 86_400_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A new token: its text is known now and never again."""
+
+    name: str
+    text: str
+    scopes: tuple[str, ...]
+    expires: str | None
+
+
+@contextmanager
+def database(settings: Settings) -> Iterator[Database]:
+    """The site's database, brought up to date. Raises SiteError."""
+    opened = Database.open(settings.database_url)
+    try:
+        opened.migrate()
+        yield opened
+    finally:
+        opened.close()
+
+
+def token_add(settings: Settings, name: str, scopes: Sequence[str], label: str, days: int | None) -> Made:
+    """A token for the account of that name, which is made if it is missing. Raises SiteError."""
+    expires_us = None if days is None else accounts.now_us() + days * DAY_US
+    with database(settings) as opened, opened.write() as conn:
+        account, text = accounts.add_token(conn, name, scopes, label, expires_us, by=OPERATOR)
+    return Made(account.name, text, tuple(scopes), day(expires_us))
+
+
+def token_list(settings: Settings) -> list[dict[str, str | int | None]]:
+    """Every token in words, without its text: number, name, how it begins, scopes, label, days, state."""
+    with database(settings) as opened, opened.read() as conn:
+        found = accounts.all_tokens(conn)
+    return [
+        {
+            "id": token.id,
+            "name": name,
+            "begins": f"{token.start}…",
+            "scopes": " ".join(token.scopes),
+            "label": token.label,
+            "made": day(token.created_us),
+            "used": day(token.used_us),
+            "ends": day(token.expires_us),
+            "state": "works" if token.works else "revoked" if token.revoked_us is not None else "over",
+        }
+        for name, token in found
+    ]
+
+
+def token_revoke(settings: Settings, token_id: int) -> None:
+    """Ends a token at once. Raises NotFound."""
+    with database(settings) as opened, opened.write() as conn:
+        accounts.revoke(conn, token_id, by=OPERATOR)
+
+
+def migrate(settings: Settings) -> None:
+    """Brings the database up to this flatout's schema. Raises SiteError."""
+    with database(settings):
+        pass
+
+
+def backup(settings: Settings, out: Path) -> Counted:
+    """Writes database and files into one archive, whole or not at all. Raises SiteError, OSError."""
+    return archive.backup(settings, out)
+
+
+def restore(settings: Settings, source: Path) -> Counted:
+    """Fills an empty site from an archive. Raises SiteError, OSError."""
+    return archive.restore(settings, source)
+
+
+def reason(error: BaseException) -> str | None:
+    """Why the database or the files cannot be used, in the driver's or the system's words, for the operator alone: the
+    site's own words for visitors leave it out. Holds no statement and no password."""
+    seen: BaseException | None = error
+    while seen is not None:
+        said = getattr(seen, "orig", None) or (seen if isinstance(seen, OSError) else None)
+        if said is not None:
+            return clean(said, 300)
+        seen = seen.__cause__
+    return None
+
+
+def day(at_us: int | None) -> str | None:
+    """`2026-11-30`, UTC."""
+    return None if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC).date().isoformat()

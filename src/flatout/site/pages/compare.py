@@ -1,0 +1,97 @@
+"""Runs side by side: which is faster, by how much, and whether the runs can tell."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+from urllib.parse import urlencode
+
+from fastapi import APIRouter, Request, Response
+
+from flatout.compare import letter_of
+from flatout.site import listing
+from flatout.site.api.runs import visible
+from flatout.site.errors import NotFound
+from flatout.site.listing import Filter
+from flatout.site.pages import workshop
+from flatout.site.pages.answers import READ, Piece, piece
+from flatout.site.pages.templating import page, site_of
+from flatout.site.pages.viewer import viewer
+from flatout.site.problems import Tombstone
+from flatout.site.store import RunRow
+
+router: Final = APIRouter()
+MOST_SIDES: Final = 12
+OFFERED: Final = 12
+_ID: Final = re.compile(r"[a-z2-7]{12}")
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A run that is compared: its letter, and the addresses with it in front and without it."""
+
+    letter: str
+    row: RunRow
+    first: str | None
+    without: str
+
+
+@router.api_route("/compare", methods=READ)
+def compare(request: Request) -> Response:
+    """The runs named by `r`, the first being what the others are compared with; fewer than two: what to pick."""
+    site, who = site_of(request), viewer(request)
+    asked = list(dict.fromkeys(_id(text) for text in request.query_params.getlist("r") if text.strip()))
+    rows: list[RunRow] = []
+    missing: list[str] = []
+    for run_id in asked[: MOST_SIDES + 1]:
+        try:
+            rows.append(visible(site, who, run_id))
+        except (NotFound, Tombstone) as error:
+            missing.append(f"{run_id[:40]}: {error}")
+    too_many = len(asked) > MOST_SIDES
+    rows = rows[:MOST_SIDES]
+    nothing: tuple[dict[str, str], dict[str, Piece]] = {}, {"body": piece(b"")}
+    many = len(rows) > 1
+    made, drawn = workshop.comparison(request, rows, [_name(row) for row in rows]) if many else nothing
+    ids = [row.public_id for row in rows]
+    return page(
+        request, "compare.html", made.get("title", "Compare runs"), sheets=("compared.css",), rows=rows,
+        status=404 if missing and not rows else 200,
+        sides=[_side(ids, number, row) for number, row in enumerate(rows)], drawn=drawn,
+        compared=many and "error" not in made, error=made.get("error"),
+        missing=missing, too_many=too_many, most=MOST_SIDES, offered=_offered(request, rows),
+        swapped=f"/compare?{_query(ids[1::-1] + ids[2:])}" if many else None, query=_query(ids),
+        full=len(rows) >= MOST_SIDES,
+    )  # fmt: skip
+
+
+def _id(text: str) -> str:
+    """A run's id out of itself or its link."""
+    return text.strip().split("#")[0].split("?")[0].rstrip("/").rpartition("/")[2]
+
+
+def _name(row: RunRow) -> str:
+    return f"/r/{row.public_id}"
+
+
+def _side(ids: list[str], number: int, row: RunRow) -> Side:
+    others = [i for i in ids if i != row.public_id]
+    return Side(
+        letter_of(number), row, f"/compare?{_query([row.public_id, *others])}" if number else None,
+        f"/compare?{_query(others)}" if others else "/compare",
+    )  # fmt: skip
+
+
+def _query(ids: list[str]) -> str:
+    return urlencode([("r", i) for i in ids if _ID.fullmatch(i)])
+
+
+def _offered(request: Request, rows: list[RunRow]) -> list[RunRow]:
+    """Runs that are worth comparing with the first: of its model, else the newest."""
+    site = site_of(request)
+    near = Filter(model=rows[0].model_key or None) if rows else Filter()
+    with site.database.read() as conn:
+        found = listing.find(conn, near, limit=OFFERED + len(rows), secret=site.settings.secret).rows
+    known = {row.public_id for row in rows}
+    return [row for row in found if row.public_id not in known][:OFFERED]

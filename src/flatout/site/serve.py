@@ -1,0 +1,208 @@
+"""Starts the site's one process and ends it: the port, the signals, the words at the start."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Final
+
+import uvicorn
+from sqlalchemy import select
+
+from flatout.show.safe import clean
+from flatout.site.app import create_app
+from flatout.site.checks import unsafe
+from flatout.site.database import Database
+from flatout.site.errors import SiteError
+from flatout.site.schema import takes
+from flatout.site.settings import Settings, default_base_url, loopback, shown_database
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+DRAIN_S: Final = 10
+"""How long requests may go on after the site was told to end."""
+END_S: Final = 20
+"""After so long the process ends whatever still runs: a publish that is cut off then leaves nothing behind."""
+KEEP_ALIVE_S: Final = 65
+"""Longer than the minute after which common proxies drop an idle connection, so they never use one that we closed."""
+CONNECTIONS: Final = 1_000
+LARGEST_HEAD_BYTES: Final = 32 * 1024
+BACKLOG: Final = 512
+FIRST_LOOK_S: Final = 60.0
+MOST_REASONS: Final = 5
+
+
+class CannotStart(SiteError):
+    """The site cannot be started as asked; the text says why and what to type instead."""
+
+
+def start(settings: Settings, say: Callable[[str], None]) -> None:
+    """Serves until SIGINT or SIGTERM, then lets requests end for DRAIN_S. `say` hears each line for the person.
+
+    Raises CannotStart (unsafe in public, the port) and SiteError (database, files).
+    """
+    if settings.public:
+        _safe(settings)
+    _log_to_stderr()
+    with _listening(settings) as listener:
+        port = listener.getsockname()[1]
+        if settings.port != port:
+            typed = settings.base_url != default_base_url(settings.host, settings.port)
+            address = settings.base_url if typed else default_base_url(settings.host, port)
+            settings = replace(settings, port=port, base_url=address)
+        app = create_app(settings)
+        server = _Server(_config(app), lambda: _started(settings, app.state.site.database, say))
+        before = {number: signal.signal(number, server.told) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            server.run(sockets=[listener])
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if not server.started:
+        raise CannotStart("the site did not start; the lines above say why")
+    say("stopped")
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, with our words at the start and an end that comes in any case."""
+
+    def __init__(self, config: uvicorn.Config, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._on_start = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_start()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            end = threading.Timer(END_S, _end_now)
+            end.daemon = True
+            end.start()
+        super().handle_exit(sig, frame)
+
+    def told(self, sig: int, frame: FrameType | None) -> None:
+        """For a signal outside the serving: before it, end at once; after it, uvicorn only repeats what it was told."""
+        if not self.should_exit:
+            raise KeyboardInterrupt
+
+
+def _end_now() -> None:
+    print(f"flatout: requests still ran {END_S} s after the site was told to end; ended them", file=sys.stderr)
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def _config(app: FastAPI) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        log_level="warning",
+        access_log=False,  # it would keep visitors' addresses
+        proxy_headers=False,  # the site reads them itself, from the proxies that it was told
+        http="h11",  # it bounds a request's head; httptools takes headers without end
+        h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
+        server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S,
+        limit_concurrency=CONNECTIONS,
+        backlog=BACKLOG,
+        ws="none",
+        lifespan="on",
+    )
+
+
+def _safe(settings: Settings) -> None:
+    found = unsafe(settings)
+    if found:
+        lines = "".join(f"\n  - {text}" for text in found)
+        raise CannotStart(f"the site would be unsafe in public, so it was not started:{lines}")
+
+
+def _listening(settings: Settings) -> socket.socket:
+    """The listening socket, taken before anything else is opened. Raises CannotStart."""
+    host, port = settings.host.strip("[]"), settings.port
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError):
+        raise CannotStart(f"--host {host}: this machine knows no such name or address") from None
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise CannotStart(_port_words(error, host, port)) from error
+    return listener
+
+
+def _port_words(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        there = default_base_url(host, port)
+        return f"port {port} is in use, perhaps by another flatout site: open {there}, or take another with --port"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"port {port} is kept for the system: take one above 1023 with --port, and a proxy in front"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"--host {host}: this machine has no such address"
+    return f"cannot listen at {host} port {port}: {error.strerror}"
+
+
+def _started(settings: Settings, database: Database, say: Callable[[str], None]) -> None:
+    behind = settings.base_url != default_base_url(settings.host, settings.port)
+    say(f"flatout site  {settings.base_url}{f' (listens at {settings.host}:{settings.port})' if behind else ''}")
+    say(f"data          {shown_database(settings.database_url)}")
+    if not settings.public and not loopback(settings.host):
+        say("everybody who reaches this machine can read it; publishing takes a token (flatout site token add NAME)")
+    say("Ctrl-C ends it")
+    if settings.results_dir is not None:
+        told = threading.Thread(target=_picked_up, args=(database, settings.results_dir, say), daemon=True)
+        told.start()
+
+
+def _picked_up(database: Database, results: Path, say: Callable[[str], None]) -> None:
+    """Waits for the first look into `results` and says what came of it."""
+    until = time.monotonic() + FIRST_LOOK_S
+    there: set[str] = set()
+    outcomes: dict[str, str | None] = {}
+    while time.monotonic() < until:
+        there = {clean(path.parent.name, 300) for path in results.glob("*/record.json")}
+        try:
+            with database.read() as conn:
+                outcomes = {row.origin: row.outcome for row in conn.execute(select(takes.c.origin, takes.c.outcome))}
+        except SiteError:
+            return  # the watcher says so itself
+        if there <= outcomes.keys():
+            break
+        time.sleep(0.1)
+    taken = sum(outcomes.get(name, "not yet") is None for name in there)
+    left = [(name, outcomes[name]) for name in sorted(there & outcomes.keys()) if outcomes[name] is not None]
+    say(
+        f"picks up      {results}: {taken} run{'' if taken == 1 else 's'}" + (f", {len(left)} left out" if left else "")
+    )
+    for name, reason in left[:MOST_REASONS]:
+        say(f"              {name}: {clean(reason, 300)}")
+
+
+def _log_to_stderr() -> None:
+    """Warnings and faults to stderr, where systemd and containers look for them; no visitor's address is in any."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S%z"))
+    for name in ("flatout.site", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(logging.WARNING)
+        logger.propagate = False

@@ -1,0 +1,488 @@
+"""The runs: the only writer of `runs` and `points`, and of what is counted from them.
+
+A run is kept in this order: its files, then one transaction with everything else. So at any moment it is there whole,
+or not at all; files that no run needs are swept later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import IntegrityError
+
+from flatout.record import Record, parse
+from flatout.show.safe import clean
+from flatout.site.blobs import RECORDS, SAMPLES, Blobs
+from flatout.site.database import Database
+from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable
+from flatout.site.facts import RunFacts, hardware_label
+from flatout.site.intake import Taken
+from flatout.site.schema import accounts, deeds, names, points, reports, runs, tokens
+
+if TYPE_CHECKING:
+    from flatout.site.settings import Settings
+
+PUBLIC: Final = "public"
+QUEUED: Final = "queued"
+HIDDEN: Final = "hidden"
+WITHDRAWN: Final = "withdrawn"
+DELETED: Final = "deleted"
+MEASURED_FURTHER: Final = "measured further"
+REPLACED: Final = "replaced by a later record of its publisher"
+OWNERS_WISH: Final = "deleted at its owner's wish"
+SWEEP_AFTER_S: Final = 3600.0
+_REASON_CHARS: Final = 500
+_CACHED_BYTES: Final = 24 * 1024 * 1024
+"""Of canonical JSON; the records themselves take about ten times that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`created`: False where the site had the record already."""
+
+    public_id: str
+    state: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A row of `runs`, by the names there, with the account's name (None: local)."""
+
+    id: int
+    public_id: str
+    content_hash: str
+    record_id: str
+    account_id: int | None
+    origin: str | None
+    state: str
+    state_reason: str | None
+    state_us: int | None
+    successor_id: int | None
+    received_us: int
+    started_us: int
+    bytes: int
+    samples_hash: str | None
+    model_key: str
+    model: str
+    hardware_key: str
+    hardware: str
+    engine_key: str
+    engine: str
+    engine_version: str | None
+    precision: str
+    speculation: str
+    repro_key: str
+    history_key: str
+    suite: str
+    run_state: str
+    cells: int
+    cells_measured: int
+    cells_sound: int
+    context_max: int | None
+    single_tok_s: float | None
+    total_tok_s: float | None
+    prefill_tok_s: float | None
+    trust: str
+    trust_notes: int
+    summary: str
+    account: str | None
+
+    def told(self) -> dict[str, Any]:
+        """What `facts` wrote into `summary`; empty for a deleted run."""
+        return dict(json.loads(self.summary))
+
+
+class Store:
+    """The runs of one site. Safe for many threads, and for several processes on one database."""
+
+    def __init__(self, database: Database, blobs: Blobs, settings: Settings) -> None:
+        self.database = database
+        self.blobs = blobs
+        self.settings = settings
+        self._records: OrderedDict[str, tuple[Record, int]] = OrderedDict()
+        self._records_bytes = 0
+        self._lock = threading.Lock()
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def publish(
+        self,
+        taken: Taken,
+        *,
+        account_id: int | None,
+        who: str,
+        samples: bytes | None = None,
+        replaces: str | None = None,
+        origin: str | None = None,
+    ) -> Published:
+        """Keeps a record; the same one again is the same run.
+
+        `replaces`: the public id of an own run, which is withdrawn with this one as its successor. `origin`: the local
+        directory that it was picked up from. Raises Conflict if it was here and was taken back or hidden, or if
+        `replaces` is in no state for it; NotFound, Forbidden for `replaces`; Unavailable, and then nothing is changed.
+        """
+        with self.database.read() as conn:
+            found = _by_hash(conn, taken.content_hash)
+            if found is None and replaces is not None:
+                _replaceable(_one(conn, replaces), account_id)
+        if found is not None:
+            return self._again(found, account_id, samples)
+        row = self._row_of(taken, account_id, origin)
+        self.blobs.put(RECORDS, taken.canonical)
+        row["samples_hash"] = self.blobs.put(SAMPLES, samples) if samples is not None else None
+        try:
+            with self._changing() as conn:
+                found = _by_hash(conn, taken.content_hash)
+                if found is None:
+                    self._insert(conn, row, taken.facts, who, replaces)
+        except IntegrityError:  # another process has just published the same record
+            with self.database.read() as conn:
+                found = _by_hash(conn, taken.content_hash)
+                same_id = conn.scalar(sa.select(runs.c.id).where(runs.c.public_id == taken.public_id))
+            if found is None and same_id is not None:
+                raise Conflict("another record has the same short id here: change the note and publish again") from None
+            if found is None:
+                raise
+        if found is not None:
+            return self._again(found, account_id, samples)
+        return Published(taken.public_id, str(row["state"]), created=True)
+
+    def withdraw(
+        self,
+        public_id: str,
+        *,
+        who: str,
+        account_id: int | None,
+        reason: str,
+        successor: str | None = None,
+        moderator: bool = False,
+    ) -> None:
+        """Takes a run back, for good; a tombstone with the reason stays. Withdrawing again changes nothing.
+
+        Raises NotFound, Forbidden (somebody else's), Conflict (hidden by a moderator), Gone (deleted), Unavailable.
+        """
+        with self._changing() as conn:
+            run = _one(conn, public_id)
+            if not moderator and (run.account_id is None or run.account_id != account_id):
+                raise Forbidden("this run is not yours: its publisher and the moderators can withdraw it")
+            if run.state == WITHDRAWN:
+                return
+            if run.state == HIDDEN and not moderator:
+                raise Conflict("a moderator has hidden this run; write to the site's operator")
+            after = None
+            if successor is not None:
+                after = _one(conn, successor)
+                if after.id == run.id or after.state in (WITHDRAWN, DELETED):
+                    raise Conflict("the successor must be another run that is still there")
+            self._state(conn, run, WITHDRAWN, who=who, reason=reason, successor_id=after.id if after else None)
+
+    def hide(self, public_id: str, *, who: str, reason: str) -> None:
+        """A moderator's: out of lists and rankings, with the reason on its page. Raises NotFound, Conflict, Gone."""
+        with self._changing() as conn:
+            run = _one(conn, public_id)
+            if run.state == WITHDRAWN:
+                raise Conflict("the run is withdrawn already")
+            if run.state != HIDDEN:
+                self._state(conn, run, HIDDEN, who=who, reason=reason)
+
+    def approve(self, public_id: str, *, who: str, reason: str | None = None) -> None:
+        """A moderator's: a run that waits or was hidden becomes public. Raises NotFound, Conflict, Gone."""
+        with self._changing() as conn:
+            run = _one(conn, public_id)
+            if run.state == WITHDRAWN:
+                raise Conflict("its publisher has withdrawn the run: only they can publish it again, as a new record")
+            if run.state != PUBLIC:
+                self._state(conn, run, PUBLIC, who=who, reason=reason)
+
+    def delete_account(self, account_id: int, who: str) -> None:
+        """Deletes an account, its tokens and the content of its runs; of each a bare tombstone stays.
+
+        Raises NotFound, Unavailable. Deeds keep the name they were done under.
+        """
+        with self._changing() as conn:
+            mine = conn.execute(
+                _rows().where(runs.c.account_id == account_id, runs.c.state != DELETED).order_by(runs.c.id)
+            ).all()
+            gone = conn.execute(
+                sa.update(accounts)
+                .where(accounts.c.id == account_id, accounts.c.closed_us.is_(None))
+                .values(name=f"deleted-{account_id}", closed_us=now_us())
+            )
+            if gone.rowcount != 1:
+                raise NotFound("there is no such account")
+            conn.execute(sa.delete(tokens).where(tokens.c.account_id == account_id))
+            conn.execute(sa.update(reports).where(reports.c.account_id == account_id).values(account_id=None))
+            for run in mine:
+                self._delete(conn, run, who)
+            _deed(conn, who, "account deleted", None, f"{len(mine)} runs")
+            needed = _hashes(conn)
+        for run in mine:
+            self._forget(run.content_hash)
+            for kind, name in ((RECORDS, run.content_hash), (SAMPLES, run.samples_hash)):
+                if name and (kind, name) not in needed:
+                    with contextlib.suppress(Unavailable):  # then the next sweep does it
+                        self.blobs.delete(kind, name)
+
+    def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
+        """Deletes files without a run; returns how many. Raises Unavailable."""
+        with self.database.read() as conn:
+            needed = _hashes(conn)
+        return self.blobs.sweep(lambda kind, name: (kind, name) in needed, older_than_s)
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def row(self, public_id: str) -> RunRow:
+        """A run in any state. Raises NotFound, Unavailable."""
+        with self.database.read() as conn:
+            return run_row(_one(conn, public_id, deleted=True))
+
+    def successor(self, row: RunRow) -> str | None:
+        """The public id of the run that stands in for a withdrawn one."""
+        if row.successor_id is None:
+            return None
+        with self.database.read() as conn:
+            found = conn.scalar(sa.select(runs.c.public_id).where(runs.c.id == row.successor_id))
+        return None if found is None else str(found)
+
+    def record(self, public_id: str) -> Record:
+        """Raises NotFound, Gone (deleted), Unavailable. Shared: nobody changes it."""
+        row = self._there(public_id)
+        with self._lock:
+            held = self._records.get(row.content_hash)
+            if held is not None:
+                self._records.move_to_end(row.content_hash)
+                return held[0]
+        made = parse(self.blobs.get(RECORDS, row.content_hash))
+        self._hold(row.content_hash, made, row.bytes)
+        return made
+
+    def content(self, public_id: str) -> bytes:
+        """The canonical JSON, whose SHA-256 is the run's content hash. Raises as `record`."""
+        return self.blobs.get(RECORDS, self._there(public_id).content_hash)
+
+    def samples(self, public_id: str) -> bytes | None:
+        """The zip of its samples. Raises as `record`."""
+        row = self._there(public_id)
+        return self.blobs.get(SAMPLES, row.samples_hash) if row.samples_hash else None
+
+    def _there(self, public_id: str) -> RunRow:
+        with self.database.read() as conn:
+            return run_row(_one(conn, public_id))
+
+    def _hold(self, content_hash: str, made: Record, size: int) -> None:
+        with self._lock:
+            if content_hash not in self._records:
+                self._records[content_hash] = (made, size)
+                self._records_bytes += size
+            while self._records_bytes > _CACHED_BYTES and len(self._records) > 1:
+                _, (_, freed) = self._records.popitem(last=False)
+                self._records_bytes -= freed
+
+    def _forget(self, content_hash: str) -> None:
+        with self._lock:
+            held = self._records.pop(content_hash, None)
+            self._records_bytes -= held[1] if held else 0
+
+    # --- parts of writing -----------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Connection]:
+        """A transaction in which runs, rankings and counts change: one at a time."""
+        with self.database.write() as conn:
+            self.database.one_at_a_time(conn)
+            yield conn
+
+    def _again(self, found: Any, account_id: int | None, samples: bytes | None) -> Published:
+        if found.state in (WITHDRAWN, HIDDEN, DELETED):
+            why = f": {found.state_reason}" if found.state_reason else ""
+            raise Conflict(
+                f"this record was here as /r/{found.public_id} and is {found.state} since {_day(found)}{why}"
+            )
+        if samples is not None and found.samples_hash is None and found.account_id == account_id:
+            samples_hash = self.blobs.put(SAMPLES, samples)
+            with self.database.write() as conn:
+                conn.execute(
+                    sa.update(runs)
+                    .where(runs.c.id == found.id, runs.c.samples_hash.is_(None), runs.c.state.in_((PUBLIC, QUEUED)))
+                    .values(samples_hash=samples_hash)
+                )
+        return Published(str(found.public_id), str(found.state), created=False)
+
+    def _row_of(self, taken: Taken, account_id: int | None, origin: str | None) -> dict[str, Any]:
+        facts = {f.name: getattr(taken.facts, f.name) for f in fields(RunFacts) if f.name != "points"}
+        received_us = now_us()
+        trust, notes = _trust(taken.record, received_us)
+        waits = self.settings.moderation == "queue" and origin is None
+        return {
+            "public_id": taken.public_id,
+            "content_hash": taken.content_hash,
+            "account_id": account_id,
+            "origin": clean(origin, 300) if origin else None,
+            "state": QUEUED if waits else PUBLIC,
+            "received_us": received_us,
+            "bytes": len(taken.canonical),
+            "trust": trust,
+            "trust_notes": notes,
+            **facts,
+        }
+
+    def _insert(self, conn: Connection, row: dict[str, Any], facts: RunFacts, who: str, replaces: str | None) -> None:
+        run_id = conn.execute(sa.insert(runs).values(row).returning(runs.c.id)).scalar_one()
+        if facts.points:
+            conn.execute(sa.insert(points), [{"run_id": run_id, **asdict(point)} for point in facts.points])
+        _deed(conn, who, "published" if row["state"] == PUBLIC else "published, waits", run_id, None)
+        if row["state"] == PUBLIC:
+            _count(conn, row, +1)
+        if replaces is not None:
+            old = _one(conn, replaces)
+            _replaceable(old, row["account_id"])
+            reason = MEASURED_FURTHER if row["origin"] else REPLACED
+            self._state(conn, old, WITHDRAWN, who=who, reason=reason, successor_id=run_id)
+        _ranked(conn, str(row["repro_key"]))
+
+    def _state(
+        self,
+        conn: Connection,
+        run: Any,
+        state: str,
+        *,
+        who: str,
+        reason: str | None,
+        successor_id: int | None = None,
+        wiped: dict[str, Any] | None = None,
+    ) -> None:
+        """The run in another state, with everything that is counted from it."""
+        told = clean(reason, _REASON_CHARS) if reason else None
+        conn.execute(
+            sa.update(runs)
+            .where(runs.c.id == run.id)
+            .values(state=state, state_reason=told, state_us=now_us(), successor_id=successor_id, **(wiped or {}))
+        )
+        if (run.state == PUBLIC) != (state == PUBLIC):
+            _count(conn, run._mapping, +1 if state == PUBLIC else -1)
+        _deed(conn, who, {PUBLIC: "approved"}.get(state, state), run.id, told)
+        _ranked(conn, run.repro_key)
+
+    def _delete(self, conn: Connection, run: Any, who: str) -> None:
+        conn.execute(sa.delete(points).where(points.c.run_id == run.id))
+        wiped = {
+            **dict.fromkeys(("record_id", "model_key", "model", "hardware_key", "hardware", "engine_key", "engine",
+                             "precision", "speculation", "repro_key", "history_key", "suite"), ""),
+            **dict.fromkeys(("account_id", "origin", "samples_hash", "engine_version", "context_max", "single_tok_s",
+                             "total_tok_s", "prefill_tok_s")),
+            **dict.fromkeys(("cells", "cells_measured", "cells_sound", "trust_notes", "bytes"), 0),
+            "trust": "", "summary": "{}",
+        }  # fmt: skip
+        self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=wiped)
+
+
+def now_us() -> int:
+    """This moment in microseconds since 1970."""
+    return time.time_ns() // 1000
+
+
+def run_row(row: Any) -> RunRow:
+    """From a row of `runs` with the account's name as `account`."""
+    held = row._mapping
+    return RunRow(**{name: held[name] for name in _FIELDS})
+
+
+_FIELDS: Final = tuple(field.name for field in fields(RunRow))
+
+
+def _rows() -> sa.Select[Any]:
+    return sa.select(runs, accounts.c.name.label("account")).join_from(
+        runs, accounts, accounts.c.id == runs.c.account_id, isouter=True
+    )
+
+
+def _one(conn: Connection, public_id: str, *, deleted: bool = False) -> Any:
+    """Raises NotFound, and Gone for a deleted one unless `deleted`."""
+    found = conn.execute(_rows().where(runs.c.public_id == public_id[:16])).first()
+    if found is None or found.public_id != public_id:
+        raise NotFound(f"there is no run {clean(public_id, 20)!r} here")
+    if found.state == DELETED and not deleted:
+        raise Gone(f"the run was deleted on {_day(found)}: {found.state_reason}")
+    return found
+
+
+def _by_hash(conn: Connection, content_hash: str) -> Any | None:
+    return conn.execute(sa.select(runs).where(runs.c.content_hash == content_hash)).first()
+
+
+def _day(run: Any) -> str:
+    return datetime.fromtimestamp((run.state_us or run.received_us) / 1e6, UTC).strftime("%Y-%m-%d")
+
+
+def _replaceable(old: Any, account_id: int | None) -> None:
+    if old.account_id != account_id:
+        raise Forbidden("the run that this one is to replace is not yours")
+    if old.state not in (PUBLIC, QUEUED):
+        raise Conflict(f"the run that this one is to replace is {old.state} already")
+
+
+def _hashes(conn: Connection) -> set[tuple[str, str]]:
+    """The files that runs need."""
+    needed: set[tuple[str, str]] = set()
+    for row in conn.execute(sa.select(runs.c.content_hash, runs.c.samples_hash).where(runs.c.state != DELETED)):
+        needed.add((RECORDS, row.content_hash))
+        if row.samples_hash:
+            needed.add((SAMPLES, row.samples_hash))
+    return needed
+
+
+def _deed(conn: Connection, who: str, what: str, run_id: int | None, detail: str | None) -> None:
+    conn.execute(
+        sa.insert(deeds).values(at_us=now_us(), who=clean(who, 60), what=what[:40], run_id=run_id, detail=detail)
+    )
+
+
+def _ranked(conn: Connection, repro_key: str) -> None:
+    from flatout.site import standings
+
+    standings.refresh(conn, repro_key)
+
+
+_KINDS: Final[dict[str, Callable[[Any], tuple[str, str]]]] = {
+    "model": lambda run: (run["model_key"], run["model"]),
+    "hardware": lambda run: (run["hardware_key"], hardware_label(run["hardware"])),
+    "engine": lambda run: (run["engine_key"], run["engine"]),
+    "precision": lambda run: (run["precision"], run["precision"]),
+    "speculation": lambda run: (run["speculation"], run["speculation"]),
+}
+
+
+def _count(conn: Connection, run: Any, change: int) -> None:
+    """One public run more or less under each of its names; one that is not known has none."""
+    found = [(kind, *named(run)) for kind, named in _KINDS.items()]
+    rows = [{"kind": kind, "key": key, "label": label, "runs": change} for kind, key, label in found if key]
+    if not rows:
+        return
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    row = insert(names)
+    more = {"runs": names.c.runs + row.excluded.runs}
+    latest = {"label": row.excluded.label} if change > 0 else {}
+    conn.execute(row.on_conflict_do_update(index_elements=[names.c.kind, names.c.key], set_=more | latest), rows)
+    if change < 0:
+        conn.execute(sa.delete(names).where(names.c.runs <= 0))
+
+
+def _trust(record: Record, received_us: int) -> tuple[str, int]:
+    """(good, notes or doubtful; number of notes and doubts)."""
+    from flatout.site import trust
+
+    levels = [check.level for check in trust.checks(record, received_us=received_us)]
+    bad = [level for level in levels if level != "good"]
+    return ("doubtful" if "doubt" in bad else "notes" if bad else "good"), len(bad)

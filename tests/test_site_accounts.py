@@ -1,0 +1,210 @@
+"""Accounts, tokens and how often one may ask."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlalchemy import select
+
+from flatout.site import accounts, schema
+from flatout.site.database import Database
+from flatout.site.errors import Conflict, NotFound, Refused, TooMany
+from flatout.site.throttle import FAILED_PER_MINUTE, Throttle, network
+from tests.site_client import settings
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Iterator[Database]:
+    made = Database.open(f"sqlite:///{tmp_path / 'a.sqlite3'}")
+    made.migrate()
+    yield made
+    made.close()
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(base: Database) -> None:
+    with base.write() as conn:
+        account, text = accounts.add_token(conn, "ann", ["publish"], "laptop", None)
+    assert len(text) == len("flatout_") + 43 and account.name == "ann"
+    with base.read() as conn:
+        row = conn.execute(select(schema.tokens)).one()
+        dump = repr([tuple(r) for table in schema.metadata.sorted_tables for r in conn.execute(select(table))])
+    assert text not in dump and text[12:] not in dump
+    assert row.start == text[:12] and row.label == "laptop" and row.scopes == "publish"
+
+
+def test_whose_knows_working_tokens_only(base: Database) -> None:
+    with base.write() as conn:
+        account, text = accounts.add_token(conn, "ann", ["publish", "moderate"])
+        _, over = accounts.add_token(conn, "ann", expires_us=accounts.now_us() + 100_000_000)
+        ended = accounts.whose(conn, over)
+        assert ended is not None
+        conn.execute(
+            schema.tokens.update().where(schema.tokens.c.id == ended.token_id).values(expires_us=accounts.now_us() - 1)
+        )
+    with base.read() as conn:
+        who = accounts.whose(conn, text)
+        assert who is not None and who.name == "ann" and who.scopes == {"publish", "moderate"}
+        assert who.account_id == account.id and who.may("moderate") and who.used_us is None
+        for wrong in ("", "flatout_", text[:-1], text + "A", text.swapcase(), f"flatout_{'A' * 43}", " " + text, over):
+            assert accounts.whose(conn, wrong) is None
+    with base.write() as conn:
+        accounts.revoke(conn, who.token_id, by="ann")
+        accounts.revoke(conn, who.token_id, by="ann")
+    with base.read() as conn:
+        assert accounts.whose(conn, text) is None and accounts.who_by_token(conn, who.token_id) is None
+        told = [row.what for row in conn.execute(select(schema.deeds))]
+    assert told.count("token revoked") == 1 and told.count("token made") == 2 and told.count("account made") == 1
+
+
+def test_a_closed_account_has_no_tokens(base: Database) -> None:
+    with base.write() as conn:
+        account, text = accounts.add_token(conn, "ann")
+        conn.execute(schema.accounts.update().where(schema.accounts.c.id == account.id).values(closed_us=1))
+    with base.write() as conn:
+        assert accounts.whose(conn, text) is None and accounts.account_named(conn, "ann") is None
+        with pytest.raises(Conflict, match="closed"):
+            accounts.add_token(conn, "ann")
+
+
+def test_others_tokens_cannot_be_revoked(base: Database) -> None:
+    with base.write() as conn:
+        ann, _ = accounts.add_token(conn, "ann")
+        bob, text = accounts.add_token(conn, "bob")
+        token = accounts.list_tokens(conn, bob.id)[0]
+        with pytest.raises(NotFound):
+            accounts.revoke(conn, token.id, account_id=ann.id, by="ann")
+        assert accounts.whose(conn, text) is not None
+        with pytest.raises(NotFound):
+            accounts.revoke(conn, 7)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "a", "-a", "a-", "A", "a b", "a" * 40, "ann\n", "ünn", "a/b", "operator", "site", "deleted-1", "a\0b", "‮nna"],
+)
+def test_names_that_cannot_be(base: Database, name: str) -> None:
+    with base.write() as conn, pytest.raises(Refused) as caught:
+        accounts.add_account(conn, name)
+    assert caught.value.place == "name"
+
+
+def test_a_name_is_taken_once_though_many_ask_at_once(base: Database) -> None:
+    outcomes: list[str] = []
+
+    def ask() -> None:
+        try:
+            with base.write() as conn:
+                accounts.add_account(conn, "ann")
+            outcomes.append("made")
+        except Conflict:
+            outcomes.append("taken")
+
+    threads = [threading.Thread(target=ask) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=30)
+    assert sorted(outcomes) == ["made"] + ["taken"] * 5
+
+
+def test_an_account_has_a_bounded_number_of_working_tokens(base: Database) -> None:
+    with base.write() as conn:
+        for _ in range(accounts.MOST_TOKENS):
+            account, _ = accounts.add_token(conn, "ann")
+        with pytest.raises(Conflict, match="50 tokens"):
+            accounts.add_token(conn, "ann")
+        accounts.revoke(conn, accounts.list_tokens(conn, account.id)[0].id, by="ann")
+        accounts.add_token(conn, "ann")
+
+
+def test_a_number_is_never_given_twice(base: Database) -> None:
+    """SQLite would give a deleted token's number to the next one, and with it the sessions it opened."""
+    seen = set()
+    for number in range(5):
+        with base.write() as conn:
+            account, _ = accounts.add_token(conn, f"ann{number}")
+            token = accounts.list_tokens(conn, account.id)[0]
+            assert token.id not in seen
+            seen.add(token.id)
+            conn.execute(schema.tokens.delete())
+
+
+@pytest.mark.parametrize(
+    ("more", "place"),
+    [
+        ({"scopes": []}, "scopes"),
+        ({"scopes": ["root"]}, "scopes"),
+        ({"label": "x" * 81}, "label"),
+        ({"label": "a\u202eb"}, "label"),
+        ({"label": "a\0b"}, "label"),
+        ({"expires_us": 5}, "expires"),
+        ({"expires_us": 2**63}, "expires"),
+    ],
+)
+def test_tokens_that_cannot_be(base: Database, more: dict[str, object], place: str) -> None:
+    with base.write() as conn, pytest.raises(Refused) as caught:
+        accounts.add_token(conn, "ann", **more)  # type: ignore[arg-type]
+    assert caught.value.place == place
+
+
+def test_the_use_of_a_token_is_noted_once_a_minute(base: Database) -> None:
+    with base.write() as conn:
+        _, text = accounts.add_token(conn, "ann")
+        who = accounts.whose(conn, text)
+        assert who is not None and accounts.stale_use(who)
+        accounts.used(conn, who)
+        again = accounts.whose(conn, text)
+    assert again is not None and again.used_us is not None and not accounts.stale_use(again)
+
+
+def test_a_limit_holds_for_each_key_and_tells_what_is_left(tmp_path: Path) -> None:
+    throttle = Throttle(settings(tmp_path, publish_per_hour=3, requests_per_minute=5))
+    left = [throttle.check("publish", "account:1") for _ in range(3)]
+    assert [one.remaining for one in left if one] == [2, 1, 0]
+    with pytest.raises(TooMany) as caught:
+        throttle.check("publish", "account:1")
+    assert 0 < caught.value.retry_after_s <= 3600 and "3 in an hour" in str(caught.value)
+    assert throttle.check("publish", "account:2") is not None
+    assert throttle.check("requests", "account:1") is not None  # other kinds are counted for themselves
+    first = left[0]
+    assert first is not None and first.headers()["RateLimit-Policy"] == '"publish";q=3;w=3600'
+    assert first.headers()["RateLimit"].startswith('"publish";r=2;t=')
+
+
+def test_no_limit_where_it_is_0_but_for_failed_tokens(tmp_path: Path) -> None:
+    throttle = Throttle(settings(tmp_path, publish_per_hour=0, requests_per_minute=0))
+    assert all(throttle.check("publish", "a") is None and throttle.check("requests", "a") is None for _ in range(50))
+    for _ in range(FAILED_PER_MINUTE):
+        throttle.full("failed", "192.0.2.1")
+        throttle.check("failed", "192.0.2.1")
+    with pytest.raises(TooMany):
+        throttle.full("failed", "192.0.2.1")
+
+
+def test_addresses_are_not_kept_and_counters_are_bounded(tmp_path: Path) -> None:
+    throttle = Throttle(settings(tmp_path, requests_per_minute=1000))
+    for number in range(3000):
+        throttle.check("requests", f"198.51.{number % 250}.{number // 250}")
+    names = {throttle._name(f"2001:db8:{n:x}::1") for n in range(70_000)}
+    assert len(names) <= 65_536
+    assert not any("198.51" in name for name in throttle._windows.storage.events)  # type: ignore[attr-defined]
+
+
+@given(st.ip_addresses(v=6))
+def test_an_ipv6_network_counts_as_one(address: object) -> None:
+    bits = int(address)  # type: ignore[call-overload]
+    import ipaddress
+
+    if ipaddress.IPv6Address(bits).ipv4_mapped is None:
+        assert network(str(address)) == network(str(ipaddress.IPv6Address(bits ^ 0xFFFF)))
+        assert network(str(address)) != network(str(ipaddress.IPv6Address(bits ^ (1 << 64))))
+
+
+@given(st.text(max_size=60))
+def test_any_text_has_a_counter(text: str) -> None:
+    assert isinstance(network(text), str)

@@ -1,0 +1,323 @@
+"""The API's main flow, on SQLite and on PostgreSQL: publish, list, read, compare, rank, withdraw, delete."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import threading
+import time
+import zipfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+
+from flatout.site import schema
+from flatout.site.errors import Unavailable
+from flatout.site.store import Store
+from tests import records
+from tests.site_client import BASE, Opened, body, content, opened, problem
+from tests.site_database import database_url  # noqa: F401
+
+
+@pytest.fixture
+def site(database_url: str, tmp_path: Path) -> Iterator[Opened]:  # noqa: F811
+    made = opened(tmp_path, database_url=database_url)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> Iterator[Opened]:
+    """On SQLite alone: for what no database decides."""
+    made = opened(tmp_path)
+    yield made
+    made.close()
+
+
+def test_publish_read_compare_rank_withdraw(site: Opened) -> None:
+    ann = site.token("ann")
+    first = site.publish(body(1, tok_s=100.0), ann)
+    assert first.status_code == 201 and first.json()["created"] and first.json()["state"] == "public"
+    run = first.json()["id"]
+    assert first.headers["location"] == f"/api/v1/runs/{run}" and first.json()["url"] == f"{BASE}/r/{run}"
+    assert {check["level"] for check in first.json()["checks"]} <= {"good", "note", "doubt"}
+    second = site.publish(body(2, tok_s=150.0), ann).json()["id"]
+
+    got = site.http.get(f"/api/v1/runs/{run}").json()
+    assert got["publisher"] == "ann" and got["model"]["label"] and got["single_tok_s"] == 100.0 and not got["samples"]
+    assert got["checks"] == first.json()["checks"]
+    record = site.http.get(f"/api/v1/runs/{run}/record")
+    assert hashlib.sha256(record.content).hexdigest() == got["content_hash"] and record.json() == content_of(1, 100.0)
+    again = site.http.get(f"/api/v1/runs/{run}/record", headers={"If-None-Match": record.headers["etag"]})
+    assert again.status_code == 304 and not again.content
+
+    listed = site.http.get("/api/v1/runs").json()
+    assert {r["id"] for r in listed["runs"]} == {run, second} and listed["next"] is None
+    compared = site.http.get("/api/v1/compare", params={"r": [run, second]}).json()
+    cell = next(c for c in compared["pairs"][0]["cells"] if c["phase"] == "decode" and c["concurrency"] == 1)
+    assert cell["figures"]["total_tok_s"]["ratio"] == pytest.approx(1.5)
+    assert compared["sides"][0]["is"] and compared["format"] == "flatout-comparison/1"
+
+    board = site.http.get("/api/v1/boards/single:8192").json()
+    assert board["standings"][0]["runs"] == 2 and board["unit"] == "tok/s"
+    assert "single:8192" in {b["board"] for b in site.http.get("/api/v1/boards").json()["boards"]}
+
+    gone = site.http.post(
+        f"/api/v1/runs/{run}/withdraw", json={"reason": "a fan was broken", "successor": second}, headers=ann
+    )
+    assert gone.json() == {"id": run, "state": "withdrawn", "reason": "a fan was broken", "successor": second}
+    told = problem(site.http.get(f"/api/v1/runs/{run}"), 410)
+    assert told["state"] == "withdrawn" and told["successor"] == second and "a fan was broken" in told["detail"]
+    problem(site.http.get(f"/api/v1/runs/{run}/record"), 410)
+    problem(site.http.get("/api/v1/compare", params={"r": [run, second]}), 410)
+    assert site.http.get("/api/v1/boards/single:8192").json()["standings"][0]["runs"] == 1
+    problem(site.publish(body(1, tok_s=100.0), ann), 409)
+
+
+def content_of(number: int, tok_s: float) -> object:
+    return json.loads(body(number, tok_s=tok_s))
+
+
+def test_the_same_record_twice_is_one_run(site: Opened) -> None:
+    ann = site.token()
+    first = site.publish(body(), ann)
+    plain = {**ann, "Content-Type": "application/json; charset=utf-8"}
+    spaced = json.dumps(dict(reversed(content().items())), indent=3).encode()
+    for second in (
+        site.publish(body(), ann),
+        site.http.post("/api/v1/runs", content=spaced, headers=plain),
+        site.http.post("/api/v1/runs", files={"record": ("x", body(), "application/json")}, headers=ann),
+        site.http.post("/api/v1/runs", files={"record": ("x", gzip.compress(body()), "application/gzip")}, headers=ann),
+    ):
+        assert second.status_code == 200 and not second.json()["created"]
+        assert second.json()["id"] == first.json()["id"]
+    assert len(site.http.get("/api/v1/runs").json()["runs"]) == 1
+
+
+def test_who_am_i_and_tokens(site: Opened) -> None:
+    ann = site.token("ann", ["publish", "moderate"], label="first")
+    me = site.http.get("/api/v1/me", headers=ann).json()
+    assert me["name"] == "ann" and me["scopes"] == ["publish", "moderate"] and me["runs"] == 0
+    made = site.http.post("/api/v1/me/tokens", json={"label": "second", "expires_days": 30}, headers=ann)
+    assert made.status_code == 201
+    second = {"Authorization": f"bearer {made.json()['text']}"}
+    assert site.http.get("/api/v1/me", headers=second).json()["scopes"] == ["publish"]
+    problem(site.http.post("/api/v1/me/tokens", json={"scopes": ["moderate"]}, headers=second), 403)
+    tokens = site.http.get("/api/v1/me/tokens", headers=ann).json()
+    assert [t["label"] for t in tokens] == ["second", "first"] and tokens[0]["expires"] and tokens[0]["used"]
+    assert made.json()["text"] not in json.dumps(tokens)
+    bob = site.token("bob")
+    number = made.json()["token"]["id"]
+    problem(site.http.delete(f"/api/v1/me/tokens/{number}", headers=bob), 404)
+    assert site.http.delete(f"/api/v1/me/tokens/{number}", headers=ann).status_code == 204
+    problem(site.http.get("/api/v1/me", headers=second), 401)
+    assert not site.http.get("/api/v1/me/tokens", headers=ann).json()[0]["works"]
+
+
+def test_scopes_and_owners_are_kept_apart(site: Opened) -> None:
+    ann, bob, mod = site.token("ann"), site.token("bob"), site.token("mod", ["moderate"])
+    run = site.publish(body(), ann).json()["id"]
+    problem(site.publish(body(1), mod), 403)
+    problem(site.http.get("/api/v1/moderation/queue", headers=ann), 403)
+    problem(site.http.post(f"/api/v1/runs/{run}/hide", json={"reason": "because"}, headers=ann), 403)
+    problem(site.http.post(f"/api/v1/runs/{run}/withdraw", json={"reason": "because"}, headers=bob), 403)
+    problem(site.publish(body(2), bob, replaces=run), 403)
+    problem(site.http.post(f"/api/v1/runs/{run}/withdraw", json={"reason": "because"}), 401)
+    assert site.http.get(f"/api/v1/runs/{run}").json()["state"] == "public"
+
+
+def test_a_run_takes_the_place_of_an_earlier_one(site: Opened) -> None:
+    ann = site.token()
+    old = site.publish(body(1), ann).json()["id"]
+    new = site.publish(body(2), ann, replaces=old)
+    assert new.status_code == 201
+    told = problem(site.http.get(f"/api/v1/runs/{old}"), 410)
+    assert told["successor"] == new.json()["id"] and told["state"] == "withdrawn"
+    problem(site.publish(body(3), ann, replaces="abcdefgh2345"), 404)
+
+
+def test_a_moderated_site_shows_a_run_when_it_is_approved(database_url: str, tmp_path: Path) -> None:  # noqa: F811
+    site = opened(tmp_path, database_url=database_url, moderation="queue")
+    ann, bob, mod = site.token("ann"), site.token("bob"), site.token("mod", ["moderate"])
+    sent = site.publish(body(), ann)
+    run = sent.json()["id"]
+    assert sent.json()["state"] == "queued"
+    for headers in ({}, bob):
+        problem(site.http.get(f"/api/v1/runs/{run}", headers=headers), 404)
+        problem(site.http.get(f"/api/v1/runs/{run}/record", headers=headers), 404)
+    for headers in (ann, mod):
+        assert site.http.get(f"/api/v1/runs/{run}", headers=headers).json()["state"] == "queued"
+    assert not site.http.get("/api/v1/runs").json()["runs"]
+    queue = site.http.get("/api/v1/moderation/queue", headers=mod).json()
+    assert [w["id"] for w in queue["runs"]] == [run] and queue["runs"][0]["publisher"] == "ann"
+    assert site.http.post(f"/api/v1/runs/{run}/approve", headers=mod).json()["state"] == "public"
+    assert site.http.get(f"/api/v1/runs/{run}").json()["state"] == "public"
+    assert site.http.get("/api/v1/moderation/queue", headers=mod).json()["runs_all"] == 0
+    site.close()
+
+
+def test_deleting_my_data_leaves_tombstones(site: Opened) -> None:
+    ann, bob = site.token("ann"), site.token("bob")
+    run = site.publish(body(1), ann).json()["id"]
+    other = site.publish(body(2), bob).json()["id"]
+    site.http.post(f"/api/v1/runs/{other}/report", json={"reason": "too fast"}, headers=ann)
+    problem(site.http.delete("/api/v1/me", headers=ann), 422)
+    problem(site.http.delete("/api/v1/me", params={"confirm": "bob"}, headers=ann), 422)
+    assert site.http.delete("/api/v1/me", params={"confirm": "ann"}, headers=ann).status_code == 204
+    problem(site.http.get("/api/v1/me", headers=ann), 401)
+    told = problem(site.http.get(f"/api/v1/runs/{run}"), 410)
+    assert told["state"] == "deleted"
+    with site.site.database.read() as conn:
+        assert conn.scalars(select(schema.reports.c.account_id)).all() == [None]
+        assert "ann" not in conn.scalars(select(schema.accounts.c.name)).all()
+    left = [p for p in Path(site.site.settings.files_url).rglob("*") if p.is_file()]
+    assert len(left) == 1  # bob's record
+    assert site.http.get(f"/api/v1/runs/{other}").json()["state"] == "public"
+
+
+def test_lists_go_page_by_page_and_filter(site: Opened) -> None:
+    ann = site.token()
+    ids = {site.publish(body(n), ann).json()["id"] for n in range(5)}
+    other = site.publish(body(9, engine=records.engine(name=records.fact("vllm"))), ann).json()["id"]
+    seen: list[str] = []
+    after = None
+    for _ in range(10):
+        page = site.http.get("/api/v1/runs", params={"limit": 2, **({"after": after} if after else {})}).json()
+        seen += [r["id"] for r in page["runs"]]
+        after = page["next"]
+        if after is None:
+            break
+    assert sorted(seen) == sorted(ids | {other})
+    key = site.http.get(f"/api/v1/runs/{other}").json()["engine"]["key"]
+    assert [r["id"] for r in site.http.get("/api/v1/runs", params={"e": key}).json()["runs"]] == [other]
+    assert site.http.get("/api/v1/runs", params={"m": "no such model"}).json()["runs"] == []
+    problem(site.http.get("/api/v1/runs", params={"after": "nonsense"}), 422)
+    problem(site.http.get("/api/v1/runs", params={"from": "yesterday"}), 422)
+
+
+def test_limits_are_told_and_kept(tmp_path: Path) -> None:
+    site = opened(tmp_path, publish_per_hour=2, requests_per_minute=30)
+    ann, bob = site.token("ann"), site.token("bob")
+    first = site.publish(body(1), ann)
+    assert first.headers["ratelimit"].startswith('"publish";r=1;') and "q=2" in first.headers["ratelimit-policy"]
+    site.publish(body(2), ann)
+    over = site.publish(body(3), ann)
+    problem(over, 429)
+    assert 0 < int(over.headers["retry-after"]) <= 3600
+    problem(site.publish(body(3), bob), 429)  # another account from the same address
+    answers = [site.http.get("/api/v1/boards") for _ in range(40)]
+    assert answers[-1].status_code == 429 and "requests" in answers[0].headers["ratelimit"]
+    assert site.http.get("/healthz").status_code == 200
+    site.close()
+
+
+def test_failed_tokens_are_counted_by_address(tmp_path: Path) -> None:
+    site = opened(tmp_path)
+    good = site.token()
+    wrong = {"Authorization": "Bearer flatout_" + "A" * 43}
+    answers = [site.http.get("/api/v1/me", headers=wrong) for _ in range(25)]
+    assert [a.status_code for a in answers] == [401] * 20 + [429] * 5
+    assert len({a.text for a in answers[:20]}) == 1 and "retry-after" in answers[-1].headers
+    assert site.http.get("/api/v1/me", headers=good).status_code == 429  # nobody learns that one of them was right
+    assert site.http.get("/api/v1/boards").status_code == 200
+    site.close()
+
+
+def test_samples_come_along(quick: Opened) -> None:
+    ann = quick.token()
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("samples/none.npz", b"")
+    files = {"record": ("r", body(), "application/json"), "samples": ("s", packed.getvalue(), "application/zip")}
+    told = problem(quick.http.post("/api/v1/runs", files=files, headers=ann), 422)
+    assert "samples" in told["place"]  # no cell names that file
+    run = quick.publish(body(), ann).json()["id"]
+    problem(quick.http.get(f"/api/v1/runs/{run}/samples"), 404)
+
+
+def test_no_database_is_a_503_in_words(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    ann = quick.token()
+
+    def gone(*_: object, **__: object) -> None:
+        raise Unavailable("the site's database cannot be used at the moment; try again in a minute")
+
+    monkeypatch.setattr(Store, "publish", gone)
+    answer = quick.publish(body(), ann)
+    assert "database" in problem(answer, 503)["detail"] and int(answer.headers["retry-after"]) > 0
+
+
+def test_a_full_disk_is_a_503_in_words(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", "/secret/path")
+
+    monkeypatch.setattr(Store, "publish", full)
+    told = problem(quick.publish(body(), quick.token()), 503)
+    assert "disk is full" in told["detail"] and "/secret" not in json.dumps(told)
+
+
+def test_a_fault_has_a_number_and_no_trace(
+    quick: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("what was sent: hunter2")
+
+    monkeypatch.setattr(Store, "row", broken)
+    ann = quick.token()
+    told = problem(quick.http.get("/api/v1/runs/abcdefgh2345", headers=ann), 500)
+    assert told["id"] in caplog.text and told["id"] in told["detail"] and "broken" in caplog.text
+    for secret in ("hunter2", "Traceback", ann["Authorization"][7:], "192.0.2.7"):
+        assert secret not in json.dumps(told) and secret not in caplog.text
+
+
+def test_the_description_is_complete(quick: Opened) -> None:
+    made = quick.http.get("/api/v1/openapi.json").json()
+    assert all(path.startswith("/api/v1/") for path in made["paths"])
+    assert made["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, methods in made["paths"].items():
+        for method, about in methods.items():
+            assert about["summary"] and about["tags"], (method, path)
+            for status, answer in about["responses"].items():
+                if int(status) >= 400:
+                    assert list(answer["content"]) == ["application/problem+json"], (method, path, status)
+            writes = method != "get" and not path.endswith("/report")
+            assert not writes or about["security"] == [{"token": []}], (method, path)
+
+
+def test_while_the_site_runs_local_results_appear_and_orphans_go(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    (results / "20261130T024100Z-model").mkdir(parents=True)
+    (results / "20261130T024100Z-model" / "record.json").write_bytes(body())
+    site = opened(tmp_path, results_dir=results)
+    orphan = Path(site.site.blobs.put("records", b"{}") and next(Path(site.site.settings.files_url).rglob("*.gz")))
+    os.utime(orphan, (1_000_000_000, 1_000_000_000))
+    end = time.monotonic() + 30
+    with site.http:
+        while not (runs := site.http.get("/api/v1/runs").json()["runs"]) or orphan.exists():
+            assert time.monotonic() < end
+            time.sleep(0.05)
+    assert [r["publisher"] for r in runs] == [None] and runs[0]["state"] == "public"
+    assert not [t for t in threading.enumerate() if t.name in ("sweep", "flatout results")]
+
+
+def test_a_misspelt_filter_is_not_a_list_of_everything(quick: Opened) -> None:
+    told = problem(quick.http.get("/api/v1/runs", params={"modle": "x"}), 422)
+    assert told["place"] == "query.modle" and "there are: after, c, e" in told["detail"]
+
+
+def test_programs_get_problems_and_people_get_pages(quick: Opened) -> None:
+    assert "text/html" in quick.http.get("/r/abcdefgh2345", headers={"Accept": "text/html"}).headers["content-type"]
+    assert "text/html" in quick.http.get("/nothing").headers["content-type"]
+    problem(quick.http.get("/r/abcdefgh2345", headers={"Accept": "application/json"}), 404)
+    problem(quick.http.get("/r/abcdefgh2345/record.json"), 404)
+    problem(quick.http.get("/api/v1/nothing", headers={"Accept": "text/html"}), 404)
+
+
+def test_no_cookie_is_given_or_believed(quick: Opened) -> None:
+    answers = [quick.http.get("/api/v1/runs"), quick.http.get("/api/v1/me"), quick.publish(body(), quick.token())]
+    assert not any("set-cookie" in a.headers for a in answers)
+    problem(quick.http.post("/api/v1/me/tokens", json={}, headers={"Cookie": "flatout_session=anything"}), 401)

@@ -1,0 +1,278 @@
+"""The site and the client together, through the command line alone: tokens, publishing, faults, backup and restore."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from flatout.record import Record, dump
+from tests import records
+from tests.fake_site import Reply
+from tests.fake_site import running as fake_site
+from tests.site_process import COMMAND, SiteProcess, environment, flatout
+
+SECRET = "sk-Zq81LmNx04TbWc77Yd"
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def env(home: Path) -> dict[str, str]:
+    return environment(home, FLATOUT_SITE_DATA=str(home / "data"), FLATOUT_SITE_RESULTS="none")
+
+
+@pytest.fixture(scope="module")
+def site(home: Path, env: dict[str, str]) -> Iterator[SiteProcess]:
+    with SiteProcess(env, "--port", 0, cwd=home) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def token(home: Path, env: dict[str, str]) -> Path:
+    """A token file, made as the docs say, while the site may be running."""
+    return new_token(env, home, "ada")
+
+
+def new_token(env: dict[str, str], home: Path, name: str, *typed: object) -> Path:
+    done = flatout(env, "site", "token", "add", name, *typed)
+    assert done.returncode == 0, done.stderr
+    assert (
+        done.stdout.startswith("flatout_") and done.stdout.count("\n") == 1 and done.stdout.strip() not in done.stderr
+    )
+    file = home / f"token-{name}"
+    file.write_text(done.stdout)
+    file.chmod(0o600)
+    return file
+
+
+def written(directory: Path, name: str, **more: object) -> Path:
+    """A result directory whose record no other test has."""
+    record: Record = records.seed_page().model_copy(update={"id": name, **more})
+    (directory / name).mkdir()
+    (directory / name / "record.json").write_text(dump(record))
+    return directory / name
+
+
+def publish(
+    env: dict[str, str], site: SiteProcess | str, token: Path, record: Path, *typed: object
+) -> subprocess.CompletedProcess[str]:
+    to = site if isinstance(site, str) else site.url
+    return flatout(env, "publish", record, "--to", to, "--token-file", token, "--yes", *typed)
+
+
+def test_published_twice_is_one_run_that_proves_itself(
+    site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path
+) -> None:
+    record = written(tmp_path, "twice")
+    first, second = publish(env, site, token, record), publish(env, site, token, record)
+    assert first.returncode == second.returncode == 0, first.stderr + second.stderr
+    assert first.stdout == second.stdout and first.stdout.startswith(f"{site.url}/r/")
+    assert "had this very record already" in second.stderr and "already" not in first.stderr
+    told = json.loads(publish(env, site, token, record, "--json").stdout)
+    there = httpx.get(f"{told['url']}/record.json", timeout=30)
+    assert hashlib.sha256(there.content).hexdigest() == told["content_hash"] and told["created"] is False
+    assert json.loads(there.content) == json.loads((record / "record.json").read_text())
+    page = httpx.get(told["url"], timeout=30)
+    assert page.status_code == 200 and "Qwen3.5-4B" in page.text and "ada" in page.text
+
+
+def test_what_redaction_takes_out_never_arrives(
+    site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path
+) -> None:
+    record = written(tmp_path, "leaky", note=f"ask ada@example.org, key {SECRET}")
+    done = publish(env, site, token, record)
+    assert done.returncode == 0 and "note" in done.stderr and SECRET not in done.stderr, done.stderr
+    content = httpx.get(f"{done.stdout.strip()}/record.json", timeout=30).text
+    assert SECRET not in content and "ada@example.org" not in content and "<redacted>" in content
+
+
+def test_the_server_looks_again_and_names_the_place(
+    site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path
+) -> None:
+    raw = dump(records.seed_page().model_copy(update={"id": "raw", "note": f"key {SECRET}"}))
+    answer = httpx.post(
+        f"{site.url}/api/v1/runs", content=raw, timeout=30,
+        headers={"Authorization": f"Bearer {token.read_text().strip()}", "Content-Type": "application/json"},
+    )  # fmt: skip
+    assert answer.status_code == 422 and answer.json()["place"] == "note" and SECRET not in answer.text
+
+
+def test_corrected_runs_point_to_their_successor(
+    site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path
+) -> None:
+    old = json.loads(publish(env, site, token, written(tmp_path, "old"), "--json").stdout)
+    new = written(tmp_path, "new")
+    for _ in range(2):
+        done = publish(env, site, token, new, "--replaces", old["id"], "--json")
+        assert done.returncode == 0, done.stderr
+    gone = httpx.get(old["url"], timeout=30)
+    assert gone.status_code == 410 and json.loads(done.stdout)["id"] in gone.text
+
+
+def test_a_wrong_token_sends_nothing(site: SiteProcess, env: dict[str, str], tmp_path: Path) -> None:
+    wrong = tmp_path / "token"
+    wrong.write_text("flatout_" + "w" * 43)
+    wrong.chmod(0o600)
+    record = written(tmp_path, "wrong")
+    done = publish(env, site, wrong, record)
+    assert done.returncode == 1 and "does not know this token" in done.stderr and done.stdout == ""
+    listed = httpx.get(f"{site.url}/api/v1/runs", timeout=30).json()["runs"]
+    assert "wrong" not in {run["record_id"] for run in listed}
+
+
+def test_a_token_is_listed_without_its_text_and_ends_at_once(
+    site: SiteProcess, env: dict[str, str], home: Path, tmp_path: Path
+) -> None:
+    file = new_token(env, home, "eve", "--label", "laptop", "--days", 30)
+    rows = {row["name"]: row for row in json.loads(flatout(env, "site", "token", "list", "--json").stdout)}
+    assert rows["eve"]["label"] == "laptop" and rows["eve"]["state"] == "works" and rows["eve"]["ends"]
+    text = flatout(env, "site", "token", "list").stdout
+    assert "eve" in text and file.read_text().strip() not in text and rows["eve"]["begins"] in text
+    assert publish(env, site, file, written(tmp_path, "before")).returncode == 0
+    assert flatout(env, "site", "token", "revoke", rows["eve"]["id"]).returncode == 0
+    after = publish(env, site, file, written(tmp_path, "after"))
+    assert after.returncode == 1 and "does not know this token" in after.stderr
+    again = {row["name"]: row["state"] for row in json.loads(flatout(env, "site", "token", "list", "--json").stdout)}
+    assert again["eve"] == "revoked"
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (("add", "A B"), "a name has"),
+        (("add", "ada", "--scopes", "rule"), "scopes are one or more of: publish, moderate"),
+        (("add", "operator"), "kept for the site itself"),
+        (("revoke", 12345), "there is no such token"),
+    ],
+)
+def test_tokens_that_cannot_be(env: dict[str, str], typed: tuple[object, ...], expected: str) -> None:
+    done = flatout(env, "site", "token", *typed)
+    assert done.returncode == 2 and expected in done.stderr and done.stdout == ""
+
+
+def test_options_may_stand_before_the_command(env: dict[str, str], tmp_path: Path) -> None:
+    assert flatout(env, "site", "--data", tmp_path / "x", "token", "add", "zoe").returncode == 0
+    names = json.loads(flatout(env, "site", "token", "list", "--json", "--data", tmp_path / "x").stdout)
+    assert [row["name"] for row in names] == ["zoe"]
+
+
+def test_too_large_is_told_in_words(env: dict[str, str], tmp_path: Path) -> None:
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data"), "FLATOUT_SITE_MAX_RECORD_MB": "1"}
+    token = new_token(own, tmp_path, "ada")
+    cells = [records.decode("1K", 1024, n, 100.0 + n, ttft_ms=10.0, itl_ms=9.0) for n in range(1, 1200)]
+    record = written(tmp_path, "large", cells=cells)
+    assert (record / "record.json").stat().st_size > 1_200_000
+    with SiteProcess(own, "--port", 0, cwd=tmp_path) as site:
+        done = publish(own, site, token, record)
+    assert done.returncode == 1 and "does not take so much at once" in done.stderr and "at most" in done.stderr
+
+
+def test_a_limit_is_waited_for_or_told(env: dict[str, str], tmp_path: Path) -> None:
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}
+    token = new_token(own, tmp_path, "ada")
+    with SiteProcess(own, "--port", 0, "--publish-per-hour", 2, cwd=tmp_path) as site:
+        for name in ("one", "two"):
+            assert publish(own, site, token, written(tmp_path, name)).returncode == 0
+        done = publish(own, site, token, written(tmp_path, "three"))
+    assert done.returncode == 1 and "429" in done.stderr and "asks to wait" in done.stderr
+
+
+def test_a_moderated_site_says_that_the_run_waits(env: dict[str, str], tmp_path: Path) -> None:
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}
+    token = new_token(own, tmp_path, "ada")
+    with SiteProcess(own, "--port", 0, "--moderation", "queue", cwd=tmp_path) as site:
+        done = publish(own, site, token, written(tmp_path, "waits"))
+        assert done.returncode == 0 and "a moderator looks at it first" in done.stderr, done.stderr
+        assert httpx.get(f"{site.url}/api/v1/runs", timeout=30).json()["runs"] == []
+
+
+def test_a_site_that_comes_back_meanwhile_gets_the_record_once(env: dict[str, str], tmp_path: Path) -> None:
+    """Killed in the middle, started again while the client tries: one whole run, and the same link as ever."""
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}
+    token = new_token(own, tmp_path, "ada")
+    record = written(tmp_path, "again")
+    with SiteProcess(own, "--port", 0, cwd=tmp_path) as site:
+        port = site.url.rpartition(":")[2]
+        killer = threading.Timer(0.6, site.kill)
+        killer.start()
+        client = subprocess.Popen(
+            [*COMMAND, "publish", str(record), "--to", site.url, "--token-file", str(token), "--yes", "--json"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own,
+        )  # fmt: skip
+        killer.join(timeout=10)
+        time.sleep(0.5)
+        with SiteProcess(own, "--port", port, cwd=tmp_path) as back:
+            out, said = client.communicate(timeout=90)
+            assert client.returncode == 0, said
+            told = json.loads(out)
+            listed = httpx.get(f"{back.url}/api/v1/runs", timeout=30).json()["runs"]
+            assert [run["id"] for run in listed] == [told["id"]]
+            content = httpx.get(f"{back.url}/r/{told['id']}/record.json", timeout=30).content
+            assert hashlib.sha256(content).hexdigest() == told["content_hash"]
+            assert publish(own, back, token, record).stdout.strip() == told["url"]
+
+
+def test_a_proxy_that_answers_502_for_a_while(env: dict[str, str], token: Path, tmp_path: Path) -> None:
+    with fake_site() as proxy:
+        proxy.me = [Reply(502, b"<html>502 Bad Gateway</html>"), *proxy.me]
+        proxy.runs = [Reply(502, b"<html>"), *proxy.runs]
+        done = publish(env, proxy.url, token, written(tmp_path, "behind"))
+    assert done.returncode == 0 and done.stderr.count("it answers 502; trying again") == 2
+
+
+def test_backup_and_restore_through_the_command_line(
+    site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path
+) -> None:
+    link = publish(env, site, token, written(tmp_path, "kept")).stdout.strip()
+    archive = tmp_path / "site.tar"
+    done = flatout(env, "site", "backup", archive)
+    assert done.returncode == 0 and "runs" in done.stderr, done.stderr
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    again = flatout(env, "site", "backup", archive)
+    assert again.returncode == 2 and "is there already" in again.stderr
+    other = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "other")}
+    back = flatout(other, "site", "restore", archive)
+    assert back.returncode == 0, back.stderr
+    twice = flatout(other, "site", "restore", archive)
+    assert twice.returncode == 2 and "not empty" in twice.stderr
+    with SiteProcess(other, "--port", 0, cwd=tmp_path) as copy:
+        path = link.removeprefix(site.url)
+        here, there = (httpx.get(f"{url}{path}/record.json", timeout=30).content for url in (site.url, copy.url))
+        assert here == there
+        assert publish(other, copy, token, written(tmp_path, "with-the-same-token")).returncode == 0
+    broken = tmp_path / "broken.tar"
+    broken.write_bytes(archive.read_bytes()[: archive.stat().st_size // 2])
+    assert flatout({**env, "FLATOUT_SITE_DATA": str(tmp_path / "third")}, "site", "restore", broken).returncode == 2
+    assert flatout(env, "site", "restore", tmp_path / "nothing").returncode == 2
+
+
+def test_migrate_says_when_all_is_well(env: dict[str, str], tmp_path: Path) -> None:
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}
+    for _ in range(2):
+        done = flatout(own, "site", "migrate")
+        assert done.returncode == 0 and "is up to date" in done.stderr
+
+
+def test_a_killed_site_starts_again_with_all_it_had(env: dict[str, str], tmp_path: Path) -> None:
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}
+    token = new_token(own, tmp_path, "ada")
+    with SiteProcess(own, "--port", 0, cwd=tmp_path) as site:
+        link = publish(own, site, token, written(tmp_path, "kept")).stdout.strip()
+        os.killpg(site.process.pid, signal.SIGKILL)
+        site.process.wait(timeout=10)
+    with SiteProcess(own, "--port", 0, cwd=tmp_path) as back:
+        assert httpx.get(back.url + link.removeprefix(site.url), timeout=30).status_code == 200
