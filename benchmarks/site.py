@@ -21,6 +21,7 @@ import math
 import os
 import pickle
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -93,6 +94,7 @@ def main() -> None:
     settings = _settings(given.data, given.postgresql)
     samples, told = _filled(settings, given.runs)
     token = _token(settings)
+    shutil.rmtree(settings.data_dir / "rendered", ignore_errors=True)  # what an earlier go has drawn
     pages = _pages(settings, samples)
     with _site(settings) as process:
         port = settings.port

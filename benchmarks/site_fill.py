@@ -82,11 +82,21 @@ def fill(settings: Settings, made: Store, count: int, samples: int, seed: int = 
     with made.database.write() as conn:
         rows = [{"kind": k, "key": key, "label": label, "runs": n} for (k, key, label), n in _one_label(counts).items()]
         conn.execute(sa.insert(schema.names), rows)
-        standings.recount(conn)
+        conn.execute(sa.insert(schema.boards), _counted(conn))
     kept = [made.publish(take(body(rng, i, end), gzipped=False, settings=settings), account_id=None, who="benchmark")
             for i in range(samples)]  # fmt: skip
     took = (datetime.now(UTC) - begun).total_seconds()
     return Filled(count, points, configurations, took, [one.public_id for one in reversed(kept)])
+
+
+def _counted(conn: sa.Connection) -> list[dict[str, Any]]:
+    """Rows of `boards`."""
+    table = schema.standings
+    counted = sa.select(table.c.board, sa.func.count().label("n")).group_by(table.c.board)
+    return [
+        {"board": row.board, "kind": row.board.partition(":")[0], "configurations": row.n}
+        for row in conn.execute(counted)
+    ]
 
 
 class _Batch:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -80,7 +81,12 @@ def _fill(made: Store) -> None:
         names = [{"kind": kind, "key": key, "label": key, "runs": n} for (kind, key), n in counts.items()]
         conn.execute(delete(schema.names))
         conn.execute(insert(schema.names), names)
-        standings.recount(conn)
+        conn.execute(delete(schema.boards))
+        boards = Counter(row["board"] for row in ranked)
+        conn.execute(
+            insert(schema.boards),
+            [{"board": b, "kind": b.partition(":")[0], "configurations": n} for b, n in boards.items()],
+        )
         if conn.dialect.name == "postgresql":
             conn.execute(text("SELECT setval(pg_get_serial_sequence('runs', 'id'), (SELECT max(id) FROM runs))"))
             conn.execute(text("ANALYZE"))

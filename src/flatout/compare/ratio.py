@@ -77,7 +77,7 @@ def estimate(
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)) or not low <= value <= high:
         return Estimate(value, reason=reason or "it has no interval")
     df = float(min(n, 10**9) - 1) if between and n is not None and n > 1 else math.inf
-    quantile = _quantile(_TAIL, df)
+    quantile = quantile_of(_TAIL, df)
     below = math.log(value / low) / quantile if low > 0 and value / low < math.inf else math.inf
     above = math.log(high / value) / quantile
     return Estimate(value, max(below, _LEAST_ERROR), max(above, _LEAST_ERROR), df, low, high)
@@ -92,7 +92,7 @@ def of_samples(value: float | None, samples: Sequence[float]) -> Estimate | None
         return Estimate(value, reason="one sample has no spread")
     df = float(len(logs) - 1)
     error = max(math.sqrt(_squares(logs) / df / len(logs)), _LEAST_ERROR)
-    far = math.exp(min(error * _quantile(_TAIL, df), 700.0))
+    far = math.exp(min(error * quantile_of(_TAIL, df), 700.0))
     return Estimate(value, error, error, df, value / far, value * far)
 
 
@@ -158,12 +158,12 @@ def _added(one: _Error, two: _Error) -> _Error:
 
 
 def _judged(change: float, lower: _Error, higher: _Error, how: How) -> Ratio:
-    ends = [change - lower[0] * _quantile(_TAIL, lower[1]), change + higher[0] * _quantile(_TAIL, higher[1])]
+    ends = [change - lower[0] * quantile_of(_TAIL, lower[1]), change + higher[0] * quantile_of(_TAIL, higher[1])]
     low, high = (math.exp(min(end, 700.0)) if end > -math.inf else 0.0 for end in ends)
     # the end that lies towards "equal" decides
     error, df = lower if change > 0 else higher
     p = 2 * _tail(abs(change) / error, df) if change else 1.0
-    most = max(lower, higher, key=lambda e: e[0] * _quantile(_TAIL, e[1]))
+    most = max(lower, higher, key=lambda e: e[0] * quantile_of(_TAIL, e[1]))
     return Ratio(math.exp(change), low, high, p, most[0], most[1], how)
 
 
@@ -182,7 +182,7 @@ def least_shown(found: Ratio, level: float) -> float | None:
     might have been missed."""
     if found.error is None or not math.isfinite(found.error):
         return None
-    far = found.error * (_quantile(1 - level / 2, found.df) + _quantile(POWER, found.df))
+    far = found.error * (quantile_of(1 - level / 2, found.df) + quantile_of(POWER, found.df))
     return math.expm1(far) if far < 5 else None
 
 
@@ -202,7 +202,8 @@ def level_of(chances: Sequence[float], level: float = LEVEL) -> tuple[float, flo
     return level * (shown / m), level * (min(shown + 1, m) / m)
 
 
-def _quantile(p: float, df: float) -> float:
+def quantile_of(p: float, df: float) -> float:
+    """Student's t (the normal distribution's for very many degrees of freedom `df`): P(T < answer) = p."""
     if df >= _MANY:
         return NormalDist().inv_cdf(p)
     # rounded down, so that cells share what is dear to compute

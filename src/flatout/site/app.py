@@ -13,7 +13,7 @@ import anyio
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
-from flatout.site import middleware, problems
+from flatout.site import middleware, problems, reasons
 from flatout.site.blobs import Blobs
 from flatout.site.database import Database
 from flatout.site.settings import Settings
@@ -123,7 +123,8 @@ def _sweep(here: Site) -> None:
     try:
         here.store.sweep(ORPHAN_S)
     except Exception as error:  # the site works without it; the next start sweeps again
-        log.warning("files without a run could not be swept: %s", type(error).__name__)
+        said = reasons.told(error, reasons.secrets_of(here.settings))
+        log.warning("files without a run could not be swept: %s", said)
 
 
 def _once(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

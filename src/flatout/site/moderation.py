@@ -7,7 +7,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, and_, func, insert, select, update
+from sqlalchemy import Connection, and_, func, insert, literal, or_, select, update
 
 from flatout.site import schema
 from flatout.site.errors import Conflict, NotFound, Refused
@@ -39,7 +39,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A run that waits to be looked at."""
+    """A run that waits to be looked at. `replaces`: the public run whose place it takes then."""
 
     public_id: str
     model: str
@@ -48,6 +48,7 @@ class Waiting:
     received_us: int
     who: str | None
     trust: str
+    replaces: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,18 @@ def note(conn: Connection, who: str, what: str, *, run_id: int | None = None, de
     conn.execute(insert(schema.deeds).values(at_us=at, who=who[:60], what=what[:40], run_id=run_id, detail=detail))
 
 
+def unnamed(conn: Connection, name: str, instead: str) -> None:
+    """Takes the name of an account that is closed out of all deeds: somebody else may have it from now on."""
+    kept = schema.deeds.c
+    conn.execute(update(schema.deeds).where(kept.who == name).values(who=instead))
+    told = and_(
+        kept.what.in_(("account made", "token made", "token revoked")),
+        or_(kept.detail == name, kept.detail.startswith(f"{name}: ", autoescape=True)),
+    )
+    rest = func.substr(kept.detail, len(name) + 1)
+    conn.execute(update(schema.deeds).where(told).values(detail=literal(instead) + rest))
+
+
 def report(conn: Connection, public_id: str, reason: str, *, account_id: int | None = None) -> int:
     """A report about a public run; its number. Raises NotFound, Conflict (not public, or reported often enough) and
     Refused (no reason, or too long a one)."""
@@ -97,9 +110,11 @@ def report(conn: Connection, public_id: str, reason: str, *, account_id: int | N
 
 def queue(conn: Connection, *, limit: int = MOST_SHOWN) -> Queue:
     """What waits for a moderator."""
+    old = runs.alias("old")
     waiting = (
-        select(runs, accounts.c.name)
+        select(runs, accounts.c.name, old.c.public_id.label("replaces"))
         .outerjoin(accounts, runs.c.account_id == accounts.c.id)
+        .outerjoin(old, and_(runs.c.replaces_id == old.c.id, old.c.state == "public"))
         .where(runs.c.state == "queued")
         .order_by(runs.c.received_us, runs.c.id)
         .limit(limit)
@@ -107,7 +122,7 @@ def queue(conn: Connection, *, limit: int = MOST_SHOWN) -> Queue:
     still = _reports().where(reports.c.settled_us.is_(None)).order_by(reports.c.id).limit(limit)
     return Queue(
         [
-            Waiting(r.public_id, r.model, r.hardware, r.engine, r.received_us, r.name, r.trust)
+            Waiting(r.public_id, r.model, r.hardware, r.engine, r.received_us, r.name, r.trust, r.replaces)
             for r in conn.execute(waiting)
         ],
         [_report(row) for row in conn.execute(still)],

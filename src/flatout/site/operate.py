@@ -9,8 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
 
-from flatout.show.safe import clean
-from flatout.site import accounts
+from flatout.site import accounts, reasons
 from flatout.site import backup as archive
 from flatout.site.backup import Counted
 from flatout.site.database import Database
@@ -94,13 +93,8 @@ def restore(settings: Settings, source: Path) -> Counted:
 def reason(error: BaseException) -> str | None:
     """Why the database or the files cannot be used, in the driver's or the system's words, for the operator alone: the
     site's own words for visitors leave it out. Holds no statement and no password."""
-    seen: BaseException | None = error
-    while seen is not None:
-        said = getattr(seen, "orig", None) or (seen if isinstance(seen, OSError) else None)
-        if said is not None:
-            return clean(said, 300)
-        seen = seen.__cause__
-    return None
+    below = reasons.cause(error)
+    return None if below is None or below is error else reasons.words(below)
 
 
 def day(at_us: int | None) -> str | None:

@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from flatout.site import reasons
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Refused, SiteError, TooMany, Unavailable
 from flatout.site.rescan import shown
 
@@ -117,8 +118,10 @@ def lack(error: BaseException) -> str | None:
     return None
 
 
-def unavailable(request: Request, text: str) -> Response:
-    log.warning("not available: %s", text)
+def unavailable(request: Request, text: str, error: BaseException) -> Response:
+    """503, with the reason in the log: what the driver said, which is the operator's business alone."""
+    state = request.app.state
+    state.reasons.say(text, error, reasons.secrets_of(state.site.settings))
     return answer(request, 503, text, headers={"Retry-After": str(RETRY_S)})
 
 
@@ -126,7 +129,7 @@ def anything(request: Request, error: Exception) -> Response:
     """The answer to any error at all."""
     text = lack(error)
     if text is not None:
-        return unavailable(request, text)
+        return unavailable(request, text, error)
     if isinstance(error, SiteError):
         return _site_error(request, error)
     if isinstance(error, ClientDisconnect):
@@ -140,6 +143,7 @@ def anything(request: Request, error: Exception) -> Response:
 
 def install(app: FastAPI) -> None:
     """Errors of the routes go to `anything`; those of the middleware, `Faults` catches."""
+    app.state.reasons = reasons.Reasons()
 
     async def handle(request: Request, error: Exception) -> Response:
         return anything(request, error)

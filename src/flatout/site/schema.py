@@ -75,6 +75,7 @@ runs: Final = Table(
     Column("state_reason", Text),
     Column("state_us", BigInteger),
     Column("successor_id", ForeignKey("runs.id")),
+    Column("replaces_id", BigInteger),
     Column("received_us", BigInteger, nullable=False),
     Column("started_us", BigInteger, nullable=False),
     Column("bytes", Integer, nullable=False),
@@ -111,10 +112,11 @@ runs: Final = Table(
     Index("ix_runs_context", "state", "context_max", "started_us", "id"),
     Index("ix_runs_history", "history_key", "state", "started_us", "id"),
 )
-"""`public_id`: from the content hash, stands in links. `origin`: the local result directory's name, for runs that were
-picked up; never shown to others. `state`: public, queued, hidden, withdrawn or deleted. `run_state`: the record's own
-state. `*_tok_s`: the best sound figure of its kind in the run. `trust`: good, notes or doubtful, with the number of
-notes; `summary`: JSON of what a list shows."""
+"""`public_id`: from the content hash, stands in links. `replaces_id`: the row of the public run whose place this one
+takes once it is public (no foreign key: SQLite cannot add one to a table, and rows stay for good). `origin`: the local
+result directory's name, for runs that were picked up; never shown to others. `state`: public, queued, hidden, withdrawn
+or deleted. `run_state`: the record's own state. `*_tok_s`: the best sound figure of its kind in the run. `trust`: good,
+notes or doubtful, with the number of notes; `summary`: JSON of what a list shows."""
 
 points: Final = Table(
     "points",
@@ -207,7 +209,8 @@ deeds: Final = Table(
     Column("run_id", ForeignKey("runs.id"), index=True),
     Column("detail", Text),
 )
-"""Who did what when: never changed, never deleted. `who`: the account's name, `operator` (command line), `site`."""
+"""Who did what when: never deleted, and changed in one thing alone: the name of an account that was closed becomes
+`deleted-<number>`. `who`: the account's name, `operator` (command line), `site`."""
 
 takes: Final = Table(
     "takes",

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flatout.compare.ratio import NARROWEST, Estimate, Ratio, _quantile, estimate, ratio
+from flatout.compare.ratio import NARROWEST, Estimate, Ratio, estimate, quantile_of, ratio
 from flatout.site.boards import Pooled, pool
 
 FALSE_ALARMS: Final = 0.01
@@ -38,8 +38,7 @@ _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class Dated:
+class Dated(NamedTuple):
     """One run's rate with its 95 % interval. `flatout`: the version that measured; None where it is not known."""
 
     at_us: int
@@ -177,7 +176,7 @@ def _shorter(n: int) -> _Looks:
 
 
 def _looks(stretches: Sequence[tuple[int, int, range]], chance: float) -> _Looks:
-    made = [(i, j, k, _far(chance, j - i - 2)) for i, j, at in stretches for k in at]
+    made = [(i, j, k, t) for i, j, at in stretches if at for t in (_far(chance, j - i - 2),) for k in at]
     i, j, k = (np.array([row[part] for row in made], dtype=np.int64) for part in range(3))
     between = np.array([row[3] for row in made], dtype=np.float64)
     return _Looks(i, j, k, between, np.full(len(made), _far(chance, 1e3)))
@@ -228,7 +227,7 @@ def _most(sums: _Sums, stretch: tuple[int, int], chance: float, *, newest: bool)
 
 
 def _far(chance: float, df: float) -> float:
-    return _quantile(1 - chance / 2, df)
+    return quantile_of(1 - chance / 2, df)
 
 
 def _refined(sums: _Sums, splits: Sequence[int], n: int) -> list[int]:

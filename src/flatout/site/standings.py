@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, func, insert, select, update
+from sqlalchemy import Connection, delete, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
 from flatout.site.boards import KINDS, Board, Pooled, parse, places, pooled_boards
@@ -205,12 +205,3 @@ def all_boards(conn: Connection, *, limit: int = 1000) -> list[BoardInfo]:
     found = conn.execute(select(boards).order_by(*order).limit(limit))
     known = [BoardInfo(board, row.configurations) for row in found if (board := parse(row.board)) is not None]
     return sorted(known, key=lambda i: (KINDS.index(i.board.kind), i.board.context_tokens, i.board.n))
-
-
-def recount(conn: Connection) -> None:
-    """Makes the numbers of configurations anew from the rows: after a restore, or many rows put in at once."""
-    conn.execute(delete(boards))
-    counted = conn.execute(select(standings.c.board, func.count().label("n")).group_by(standings.c.board)).all()
-    if counted:
-        made = [{"board": r.board, "kind": r.board.partition(":")[0], "configurations": r.n} for r in counted]
-        conn.execute(insert(boards), made)

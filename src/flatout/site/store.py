@@ -7,31 +7,35 @@ or not at all; files that no run needs are swept later.
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import IntegrityError
 
 from flatout.record import Record, parse
 from flatout.show.safe import clean
+from flatout.site import moderation
 from flatout.site.blobs import RECORDS, SAMPLES, Blobs
+from flatout.site.counts import count
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable
-from flatout.site.facts import RunFacts, hardware_label
+from flatout.site.facts import RunFacts
 from flatout.site.intake import Taken
-from flatout.site.schema import accounts, deeds, names, points, reports, runs, tokens
+from flatout.site.rows import Moved, Published, RunRow, run_row
+from flatout.site.schema import accounts, deeds, points, reports, runs, tokens
 
 if TYPE_CHECKING:
     from flatout.site.settings import Settings
+
+__all__ = ["DELETED", "HIDDEN", "PUBLIC", "QUEUED", "WITHDRAWN", "Published", "RunRow", "Store", "now_us", "run_row"]
 
 PUBLIC: Final = "public"
 QUEUED: Final = "queued"
@@ -42,75 +46,23 @@ MEASURED_FURTHER: Final = "measured further"
 REPLACED: Final = "replaced by a later record of its publisher"
 OWNERS_WISH: Final = "deleted at its owner's wish"
 SWEEP_AFTER_S: Final = 3600.0
+_log: Final = logging.getLogger("flatout.site")
 _REASON_CHARS: Final = 500
 _CACHED_BYTES: Final = 24 * 1024 * 1024
 """Of canonical JSON; the records themselves take about ten times that."""
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """`created`: False where the site had the record already."""
-
-    public_id: str
-    state: str
-    created: bool
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A row of `runs`, by the names there, with the account's name (None: local)."""
-
-    id: int
-    public_id: str
-    content_hash: str
-    record_id: str
-    account_id: int | None
-    origin: str | None
-    state: str
-    state_reason: str | None
-    state_us: int | None
-    successor_id: int | None
-    received_us: int
-    started_us: int
-    bytes: int
-    samples_hash: str | None
-    model_key: str
-    model: str
-    hardware_key: str
-    hardware: str
-    engine_key: str
-    engine: str
-    engine_version: str | None
-    precision: str
-    speculation: str
-    repro_key: str
-    history_key: str
-    suite: str
-    run_state: str
-    cells: int
-    cells_measured: int
-    cells_sound: int
-    context_max: int | None
-    single_tok_s: float | None
-    total_tok_s: float | None
-    prefill_tok_s: float | None
-    trust: str
-    trust_notes: int
-    summary: str
-    account: str | None
-
-    def told(self) -> dict[str, Any]:
-        """What `facts` wrote into `summary`; empty for a deleted run."""
-        return dict(json.loads(self.summary))
-
-
 class Store:
-    """The runs of one site. Safe for many threads, and for several processes on one database."""
+    """The runs of one site. Safe for many threads, and for several processes on one database.
+
+    `listeners` are told of each run that came into another state, once that is certain.
+    """
 
     def __init__(self, database: Database, blobs: Blobs, settings: Settings) -> None:
         self.database = database
         self.blobs = blobs
         self.settings = settings
+        self.listeners: list[Callable[[Moved], None]] = []
         self._records: OrderedDict[str, tuple[Record, int]] = OrderedDict()
         self._records_bytes = 0
         self._lock = threading.Lock()
@@ -129,9 +81,10 @@ class Store:
     ) -> Published:
         """Keeps a record; the same one again is the same run.
 
-        `replaces`: the public id of an own run, which is withdrawn with this one as its successor. `origin`: the local
-        directory that it was picked up from. Raises Conflict if it was here and was taken back or hidden, or if
-        `replaces` is in no state for it; NotFound, Forbidden for `replaces`; Unavailable, and then nothing is changed.
+        `replaces`: the public id of an own run, which is withdrawn with this one as its successor, as soon as this one
+        is public. `origin`: the local directory that it was picked up from. Raises Conflict if it was here and was
+        taken back or hidden, or if `replaces` is in no state for it; NotFound, Forbidden for `replaces`; Unavailable,
+        and then nothing is changed.
         """
         with self.database.read() as conn:
             found = _by_hash(conn, taken.content_hash)
@@ -142,11 +95,12 @@ class Store:
         row = self._row_of(taken, account_id, origin)
         self.blobs.put(RECORDS, taken.canonical)
         row["samples_hash"] = self.blobs.put(SAMPLES, samples) if samples is not None else None
+        moved: list[Moved] = []
         try:
             with self._changing() as conn:
                 found = _by_hash(conn, taken.content_hash)
                 if found is None:
-                    self._insert(conn, row, taken.facts, who, replaces)
+                    moved = self._insert(conn, row, taken.facts, who, replaces)
         except IntegrityError:  # another process has just published the same record
             with self.database.read() as conn:
                 found = _by_hash(conn, taken.content_hash)
@@ -157,6 +111,7 @@ class Store:
                 raise
         if found is not None:
             return self._again(found, account_id, samples)
+        self._tell(moved)
         return Published(taken.public_id, str(row["state"]), created=True)
 
     def withdraw(
@@ -186,7 +141,9 @@ class Store:
                 after = _one(conn, successor)
                 if after.id == run.id or after.state in (WITHDRAWN, DELETED):
                     raise Conflict("the successor must be another run that is still there")
-            self._state(conn, run, WITHDRAWN, who=who, reason=reason, successor_id=after.id if after else None)
+            next_id = after.id if after else None
+            moved = self._state(conn, run, WITHDRAWN, who=who, reason=reason, successor_id=next_id)
+        self._tell([moved])
 
     def hide(self, public_id: str, *, who: str, reason: str) -> None:
         """A moderator's: out of lists and rankings, with the reason on its page. Raises NotFound, Conflict, Gone."""
@@ -194,23 +151,28 @@ class Store:
             run = _one(conn, public_id)
             if run.state == WITHDRAWN:
                 raise Conflict("the run is withdrawn already")
-            if run.state != HIDDEN:
-                self._state(conn, run, HIDDEN, who=who, reason=reason)
+            moved = [self._state(conn, run, HIDDEN, who=who, reason=reason)] if run.state != HIDDEN else []
+        self._tell(moved)
 
     def approve(self, public_id: str, *, who: str, reason: str | None = None) -> None:
-        """A moderator's: a run that waits or was hidden becomes public. Raises NotFound, Conflict, Gone."""
+        """A moderator's: a run that waits or was hidden becomes public, and takes the place of the run that it was
+        published to replace. Raises NotFound, Conflict, Gone."""
+        moved: list[Moved] = []
         with self._changing() as conn:
             run = _one(conn, public_id)
             if run.state == WITHDRAWN:
                 raise Conflict("its publisher has withdrawn the run: only they can publish it again, as a new record")
             if run.state != PUBLIC:
-                self._state(conn, run, PUBLIC, who=who, reason=reason)
+                moved = [self._state(conn, run, PUBLIC, who=who, reason=reason)]
+                moved += self._supersede(conn, run.id, run.account_id, run.replaces_id, who, REPLACED)
+        self._tell(moved)
 
     def delete_account(self, account_id: int, who: str) -> None:
         """Deletes an account, its tokens and the content of its runs; of each a bare tombstone stays.
 
-        Raises NotFound, Unavailable. Deeds keep the name they were done under.
+        Its name is free again, so in the deeds `deleted-<number>` takes its place. Raises NotFound, Unavailable.
         """
+        nobody = f"deleted-{account_id}"
         with self._changing() as conn:
             mine = conn.execute(
                 _rows().where(runs.c.account_id == account_id, runs.c.state != DELETED).order_by(runs.c.id)
@@ -218,15 +180,15 @@ class Store:
             gone = conn.execute(
                 sa.update(accounts)
                 .where(accounts.c.id == account_id, accounts.c.closed_us.is_(None))
-                .values(name=f"deleted-{account_id}", closed_us=now_us())
+                .values(name=nobody, closed_us=now_us())
             )
             if gone.rowcount != 1:
                 raise NotFound("there is no such account")
             conn.execute(sa.delete(tokens).where(tokens.c.account_id == account_id))
             conn.execute(sa.update(reports).where(reports.c.account_id == account_id).values(account_id=None))
-            for run in mine:
-                self._delete(conn, run, who)
-            _deed(conn, who, "account deleted", None, f"{len(mine)} runs")
+            moved = [self._delete(conn, run, nobody) for run in mine]
+            _deed(conn, nobody, "account deleted", None, f"{len(mine)} runs")
+            moderation.unnamed(conn, who, nobody)
             needed = _hashes(conn)
         for run in mine:
             self._forget(run.content_hash)
@@ -234,6 +196,7 @@ class Store:
                 if name and (kind, name) not in needed:
                     with contextlib.suppress(Unavailable):  # then the next sweep does it
                         self.blobs.delete(kind, name)
+        self._tell(moved)
 
     def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
         """Deletes files without a run; returns how many. Raises Unavailable."""
@@ -250,10 +213,17 @@ class Store:
 
     def successor(self, row: RunRow) -> str | None:
         """The public id of the run that stands in for a withdrawn one."""
-        if row.successor_id is None:
+        return self._named(row.successor_id)
+
+    def replaces(self, row: RunRow) -> str | None:
+        """The public id of the public run whose place this one takes as soon as it is public itself."""
+        return self._named(row.replaces_id, runs.c.state == PUBLIC) if row.state in (QUEUED, HIDDEN) else None
+
+    def _named(self, run_id: int | None, *where: sa.ColumnElement[bool]) -> str | None:
+        if run_id is None:
             return None
         with self.database.read() as conn:
-            found = conn.scalar(sa.select(runs.c.public_id).where(runs.c.id == row.successor_id))
+            found = conn.scalar(sa.select(runs.c.public_id).where(runs.c.id == run_id, *where))
         return None if found is None else str(found)
 
     def record(self, public_id: str) -> Record:
@@ -338,19 +308,54 @@ class Store:
             **facts,
         }
 
-    def _insert(self, conn: Connection, row: dict[str, Any], facts: RunFacts, who: str, replaces: str | None) -> None:
+    def _tell(self, moved: list[Moved]) -> None:
+        for one in moved:
+            for listener in self.listeners:
+                try:
+                    listener(one)
+                except Exception as error:  # the change is made, whoever could not hear of it
+                    _log.warning("a listener to changes of runs failed: %s", type(error).__name__)
+
+    def _insert(
+        self, conn: Connection, row: dict[str, Any], facts: RunFacts, who: str, replaces: str | None
+    ) -> list[Moved]:
         run_id = conn.execute(sa.insert(runs).values(row).returning(runs.c.id)).scalar_one()
         if facts.points:
             conn.execute(sa.insert(points), [{"run_id": run_id, **asdict(point)} for point in facts.points])
         _deed(conn, who, "published" if row["state"] == PUBLIC else "published, waits", run_id, None)
         if row["state"] == PUBLIC:
-            _count(conn, row, +1)
+            count(conn, row, +1)
+        moved = [Moved(str(row["public_id"]), str(row["content_hash"]), str(row["state"]))]
         if replaces is not None:
             old = _one(conn, replaces)
             _replaceable(old, row["account_id"])
-            reason = MEASURED_FURTHER if row["origin"] else REPLACED
-            self._state(conn, old, WITHDRAWN, who=who, reason=reason, successor_id=run_id)
+            if row["state"] == QUEUED and old.state == PUBLIC:  # which stays so until this one is
+                _nobody_waits_for(conn, old)
+                conn.execute(sa.update(runs).where(runs.c.id == run_id).values(replaces_id=old.id))
+            else:
+                reason = MEASURED_FURTHER if row["origin"] else REPLACED
+                moved += self._supersede(conn, run_id, row["account_id"], old.id, who, reason)
         _ranked(conn, str(row["repro_key"]))
+        return moved
+
+    def _supersede(
+        self, conn: Connection, run_id: int, account_id: int | None, old_id: int | None, who: str, reason: str
+    ) -> list[Moved]:
+        """Withdraws what a run takes the place of, unless its publisher or a moderator took it out of public before;
+        one that waits passes on what it waited to replace."""
+        moved: list[Moved] = []
+        waits = conn.scalar(sa.select(runs.c.state).where(runs.c.id == run_id)) == QUEUED
+        while old_id is not None:
+            old = conn.execute(_rows().where(runs.c.id == old_id)).one()
+            if old.state not in (PUBLIC, QUEUED) or old.account_id != account_id:
+                break
+            if waits and old.state == PUBLIC:
+                break
+            moved.append(self._state(conn, old, WITHDRAWN, who=who, reason=reason, successor_id=run_id))
+            old_id = old.replaces_id
+        kept = old_id if waits else None
+        conn.execute(sa.update(runs).where(runs.c.id == run_id).values(replaces_id=kept))
+        return moved
 
     def _state(
         self,
@@ -362,7 +367,7 @@ class Store:
         reason: str | None,
         successor_id: int | None = None,
         wiped: dict[str, Any] | None = None,
-    ) -> None:
+    ) -> Moved:
         """The run in another state, with everything that is counted from it."""
         told = clean(reason, _REASON_CHARS) if reason else None
         conn.execute(
@@ -371,35 +376,27 @@ class Store:
             .values(state=state, state_reason=told, state_us=now_us(), successor_id=successor_id, **(wiped or {}))
         )
         if (run.state == PUBLIC) != (state == PUBLIC):
-            _count(conn, run._mapping, +1 if state == PUBLIC else -1)
+            count(conn, run._mapping, +1 if state == PUBLIC else -1)
         _deed(conn, who, {PUBLIC: "approved"}.get(state, state), run.id, told)
         _ranked(conn, run.repro_key)
+        return Moved(str(run.public_id), str(run.content_hash), state)
 
-    def _delete(self, conn: Connection, run: Any, who: str) -> None:
+    def _delete(self, conn: Connection, run: Any, who: str) -> Moved:
         conn.execute(sa.delete(points).where(points.c.run_id == run.id))
         wiped = {
             **dict.fromkeys(("record_id", "model_key", "model", "hardware_key", "hardware", "engine_key", "engine",
                              "precision", "speculation", "repro_key", "history_key", "suite"), ""),
             **dict.fromkeys(("account_id", "origin", "samples_hash", "engine_version", "context_max", "single_tok_s",
-                             "total_tok_s", "prefill_tok_s")),
+                             "total_tok_s", "prefill_tok_s", "replaces_id")),
             **dict.fromkeys(("cells", "cells_measured", "cells_sound", "trust_notes", "bytes"), 0),
             "trust": "", "summary": "{}",
         }  # fmt: skip
-        self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=wiped)
+        return self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=wiped)
 
 
 def now_us() -> int:
     """This moment in microseconds since 1970."""
     return time.time_ns() // 1000
-
-
-def run_row(row: Any) -> RunRow:
-    """From a row of `runs` with the account's name as `account`."""
-    held = row._mapping
-    return RunRow(**{name: held[name] for name in _FIELDS})
-
-
-_FIELDS: Final = tuple(field.name for field in fields(RunRow))
 
 
 def _rows() -> sa.Select[Any]:
@@ -433,6 +430,16 @@ def _replaceable(old: Any, account_id: int | None) -> None:
         raise Conflict(f"the run that this one is to replace is {old.state} already")
 
 
+def _nobody_waits_for(conn: Connection, old: Any) -> None:
+    """Of two that wait to take one place, the second approved would find it taken."""
+    waits = conn.scalar(sa.select(runs.c.public_id).where(runs.c.state == QUEUED, runs.c.replaces_id == old.id))
+    if waits is not None:
+        raise Conflict(
+            f"the run {waits} of yours waits already to take the place of {old.public_id}: name that one with "
+            "`replaces`, or withdraw it"
+        )
+
+
 def _hashes(conn: Connection) -> set[tuple[str, str]]:
     """The files that runs need."""
     needed: set[tuple[str, str]] = set()
@@ -453,30 +460,6 @@ def _ranked(conn: Connection, repro_key: str) -> None:
     from flatout.site import standings
 
     standings.refresh(conn, repro_key)
-
-
-_KINDS: Final[dict[str, Callable[[Any], tuple[str, str]]]] = {
-    "model": lambda run: (run["model_key"], run["model"]),
-    "hardware": lambda run: (run["hardware_key"], hardware_label(run["hardware"])),
-    "engine": lambda run: (run["engine_key"], run["engine"]),
-    "precision": lambda run: (run["precision"], run["precision"]),
-    "speculation": lambda run: (run["speculation"], run["speculation"]),
-}
-
-
-def _count(conn: Connection, run: Any, change: int) -> None:
-    """One public run more or less under each of its names; one that is not known has none."""
-    found = [(kind, *named(run)) for kind, named in _KINDS.items()]
-    rows = [{"kind": kind, "key": key, "label": label, "runs": change} for kind, key, label in found if key]
-    if not rows:
-        return
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    row = insert(names)
-    more = {"runs": names.c.runs + row.excluded.runs}
-    latest = {"label": row.excluded.label} if change > 0 else {}
-    conn.execute(row.on_conflict_do_update(index_elements=[names.c.kind, names.c.key], set_=more | latest), rows)
-    if change < 0:
-        conn.execute(sa.delete(names).where(names.c.runs <= 0))
 
 
 def _trust(record: Record, received_us: int) -> tuple[str, int]:

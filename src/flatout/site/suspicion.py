@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Iterator
@@ -205,4 +206,5 @@ def _figures(cell: Cell) -> tuple[float, ...] | None:
 
 
 def _many_digits(value: float) -> bool:
-    return abs(value * 1e3 - round(value * 1e3)) > _SAME * max(1.0, abs(value * 1e3))
+    scaled = abs(value * 1e3)
+    return math.isfinite(scaled) and abs(scaled - round(scaled)) > _SAME * max(1.0, scaled)

@@ -12,6 +12,7 @@ import sqlalchemy as sa
 
 from flatout.record import Record
 from flatout.show.safe import clean
+from flatout.site import reasons
 from flatout.site.errors import Refused, SiteError, Unavailable
 from flatout.site.intake import take
 from flatout.site.samples import pack, take_samples
@@ -138,7 +139,7 @@ class Watcher:
                 pick_up(self._store, self._results_dir)
                 said = ""
             except Exception as error:  # whatever it is, the next look may go well: a full disk, a database away
-                words = f"{type(error).__name__}: {error}"
+                words = reasons.told(error, reasons.secrets_of(self._store.settings))
                 if words != said:
                     _log.error("results in %s were not picked up: %s", self._results_dir, words)
                 said = words

@@ -82,8 +82,11 @@ class Check(Model):
 
 
 class RunDetail(Run):
+    """`replaces`: the public run whose place this one, which waits, takes once it is public."""
+
     checks: list[Check]
     replaced_by: str | None = None
+    replaces: str | None = None
     state_reason: str | None = None
 
 
@@ -205,6 +208,8 @@ class Reported(Model):
 
 
 class Waiting(Model):
+    """`replaces`: the public run whose place it takes once it is public."""
+
     id: str
     model: str
     hardware: str
@@ -212,6 +217,7 @@ class Waiting(Model):
     received: str | None
     publisher: str | None
     trust: str
+    replaces: str | None
 
 
 class Queue(Model):

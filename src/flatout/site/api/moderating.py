@@ -54,7 +54,7 @@ def queue(request: Request, who: Moderator) -> Queue:
         runs=[
             Waiting(
                 id=w.public_id, model=w.model, hardware=w.hardware, engine=w.engine, received=when(w.received_us),
-                publisher=w.who, trust=w.trust,
+                publisher=w.who, trust=w.trust, replaces=w.replaces,
             )
             for w in found.runs
         ],
@@ -67,6 +67,7 @@ def queue(request: Request, who: Moderator) -> Queue:
 @router.post(
     "/runs/{run_id}/approve", summary="Show a run that waits, or a hidden one again",
     responses=errors(401, 403, 404, 409, 410),
+    description="The run that it was published to replace is withdrawn with this one as its successor.",
 )  # fmt: skip
 def approve(request: Request, who: Moderator, run_id: RunId) -> Changed:
     here = site(request)

@@ -60,14 +60,15 @@ FILES: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "Not chang
     openapi_extra=REQUEST_BODY,
     description="Takes one record, with its samples if they come along. The same record again is the same run, so it "
     "may be sent again after any failure. A record that holds a secret, an address or a user's name is refused with "
-    "the place. On a moderated site the run waits for approval (`state`: queued).",
+    "the place. On a moderated site the run waits for approval (`state`: queued), and what it `replaces` stays public "
+    "until then.",
 )
 async def publish(
     request: Request,
     response: Response,
     who: Publisher,
     body: Annotated[Sent, Depends(sent)],
-    replaces: Annotated[Id | None, Query(description="One's own run that this one takes the place of.")] = None,
+    replaces: Annotated[Id | None, Query(description="One's own run whose place this one takes.")] = None,
 ) -> Published:
     here = site(request)
     limited(here, response, "publish", f"account:{who.account_id}", address(request.scope))
@@ -140,6 +141,7 @@ def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
         checks=checks(here.store.record(run_id)),
         state_reason=row.state_reason,
         replaced_by=here.store.successor(row),
+        replaces=here.store.replaces(row),
     )
 
 

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
-from sqlalchemy import select
 
 from flatout.site import accounts, listing
 from flatout.site.accounts import Who
 from flatout.site.errors import Conflict, Forbidden, NotFound, Refused
 from flatout.site.listing import Filter
 from flatout.site.middleware import address
-from flatout.site.pages import csrf, workshop
+from flatout.site.pages import csrf
 from flatout.site.pages.answers import READ
 from flatout.site.pages.redirect import see_other
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import enter, leave, signed_in, viewer
-from flatout.site.schema import runs
 
 router: Final = APIRouter()
 Form = Annotated[Mapping[str, str], Depends(csrf.posted)]
@@ -83,8 +81,7 @@ def register(request: Request, form: Form) -> Response:
     site.throttle.full("token", address(request.scope))
     try:
         with site.database.write() as conn:
-            if accounts.account_named(conn, name) is not None:
-                raise Conflict(f"the name {name} is taken; take another")
+            accounts.add_account(conn, name)  # two at once: the second is told, and gets no token for the first's
             _, text = accounts.add_token(conn, name, ("publish",), "first")
             who = accounts.whose(conn, text)
     except Refused as error:
@@ -141,10 +138,7 @@ def delete(request: Request, form: Form) -> Response:
     site, who = site_of(request), signed_in(request, "publish")
     if form.get("confirm", "").strip() != who.name:
         return _own(request, who, form, {"confirm": "type the account's own name here; nothing was deleted"})
-    with site.database.read() as conn:
-        mine = list(conn.scalars(select(runs.c.content_hash).where(runs.c.account_id == who.account_id)))
     site.store.delete_account(who.account_id, who.name)
-    workshop.rendered(request).forget(mine)
     leave(request)
     return see_other("/account?said=deleted")
 

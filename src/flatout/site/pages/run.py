@@ -44,6 +44,7 @@ def run(request: Request, run_id: str) -> Response:
     checks = [Check(*one) for one in json.loads(told["checks"])]
     return page(
         request, "run.html", told["title"], scripted=True, drawn=drawn, row=row, successor=site.store.successor(row),
+        replaces=site.store.replaces(row),
         worst=sorted(checks, key=lambda one: LEVELS.index(one.level)), first=FIRST, description=told["description"],
         card=told["card"] == "yes", repeats=repeats, deeds=deeds,
         mine=who is not None and row.account_id == who.account_id,

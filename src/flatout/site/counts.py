@@ -1,0 +1,36 @@
+"""How many public runs there are under each name: what lists filter by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import Connection
+
+from flatout.site.facts import hardware_label
+from flatout.site.schema import names
+
+_KINDS: Final[dict[str, Callable[[Any], tuple[str, str]]]] = {
+    "model": lambda run: (run["model_key"], run["model"]),
+    "hardware": lambda run: (run["hardware_key"], hardware_label(run["hardware"])),
+    "engine": lambda run: (run["engine_key"], run["engine"]),
+    "precision": lambda run: (run["precision"], run["precision"]),
+    "speculation": lambda run: (run["speculation"], run["speculation"]),
+}
+
+
+def count(conn: Connection, run: Any, change: int) -> None:
+    """One public run more or less under each of its names; one that is not known has none."""
+    found = [(kind, *named(run)) for kind, named in _KINDS.items()]
+    rows = [{"kind": kind, "key": key, "label": label, "runs": change} for kind, key, label in found if key]
+    if not rows:
+        return
+    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
+    row = insert(names)
+    more = {"runs": names.c.runs + row.excluded.runs}
+    latest = {"label": row.excluded.label} if change > 0 else {}
+    conn.execute(row.on_conflict_do_update(index_elements=[names.c.kind, names.c.key], set_=more | latest), rows)
+    if change < 0:
+        conn.execute(sa.delete(names).where(names.c.runs <= 0))
