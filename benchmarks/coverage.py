@@ -2,22 +2,28 @@
 
     python benchmarks/coverage.py [--traces 1000] [--seconds 10] [--only NAME]
 
-Prints, for each kind of trace: how often an interval was claimed, how often the claimed ones hold the true rate (95 %
-is meant, 93-97 % is good; exactly regular traces have nothing random to miss), its usual half width, and for p50 of the
-time between tokens the same. Then the early end (several looks), and how often drift and two levels are named.
+Prints, for each kind of trace: how often an interval was claimed, how often the claimed ones hold the truth (95 % is
+meant, 93-97 % is good; exactly regular traces have nothing random to miss), and its usual half width: of the rate, of
+p50, p90 and p99 of the time between tokens, and of TTFT. The truth of a rate is known; that of a percentile is the
+percentile of all traces of the kind together. Where a trace drifts, or changes rarely between two levels, the window
+does not tell the long run, and no interval may be claimed; where all of the window is (nearly) at one level, nothing
+in it can tell that there is another ("both levels seen" leaves those windows out). Then the early end (several looks),
+and how often drift and two levels are named.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from flatout.load.samples import ANSWER, CUT, OK, Samples
 from flatout.measure import interval, latency, tokens, trace, trend, window
+from flatout.measure.figures import Distribution
+from flatout.measure.percentile import quantile
 
 F64 = npt.NDArray[np.float64]
 Rng = np.random.Generator
@@ -32,11 +38,13 @@ LEAD_S = 1.0  # streams run so long before the window opens
 
 @dataclass(frozen=True)
 class Kind:
-    """A maker of traces (arrival times in s and tokens, one pair a stream) with their true rate and true ITL median."""
+    """A maker of traces (arrival times in s and tokens, one pair a stream) with their true rate; None: that of all
+    traces together. `told`: whether a window, by its gaps in ms, shows what it is that it samples; others are not
+    scored."""
 
     make: Callable[[Rng, float], list[tuple[F64, npt.NDArray[np.int64]]] | Samples]
-    rate_tok_s: float
-    itl_ms: float | None = None
+    rate_tok_s: float | None = None
+    told: Callable[[F64], bool] = lambda gaps_ms: True
 
 
 def _times(rng: Rng, gaps: F64, seconds: float) -> F64:
@@ -97,6 +105,52 @@ def correlated(phi: float) -> Callable[[Rng, float], list[tuple[F64, npt.NDArray
         return _in_step(rng, STEP_S * np.maximum(1 + 0.15 * x, 0.1), seconds)
 
     return make
+
+
+def jittered_steps(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
+    """Steps in common, ±10 %."""
+    return _in_step(rng, STEP_S * (1 + 0.1 * rng.standard_normal(_count(seconds))), seconds)
+
+
+def heavy_tail(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
+    """Steps in common, log-normal: one in a hundred is over six times the usual."""
+    return _in_step(rng, 0.6 * STEP_S * rng.lognormal(0.0, 0.8, _count(seconds)), seconds)
+
+
+def mixed(share: float) -> Callable[[Rng, float], list[tuple[F64, npt.NDArray[np.int64]]]]:
+    """Each stream's own gaps, ±10 %, and stalls of 0.1 s that all streams have in common."""
+
+    def make(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
+        n = _count(seconds)
+        stall = np.where(rng.random(n) < share, 5 * STEP_S * (1 + 0.1 * rng.standard_normal(n)), 0.0)
+        gaps = [STEP_S * (1 + 0.1 * rng.standard_normal(n)) + stall for _ in range(STREAMS)]
+        return [_ones(t[t < seconds]) for t in (np.cumsum(g) - LEAD_S for g in gaps)]
+
+    return make
+
+
+def two_modes(steps: int) -> Callable[[Rng, float], list[tuple[F64, npt.NDArray[np.int64]]]]:
+    """Fast and slow phases of about so many steps each, three times apart, ±10 %."""
+
+    def make(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
+        n = 2 * _count(seconds)
+        fast = (np.cumsum(rng.random(n) < 1 / steps) + rng.integers(0, 2)) % 2 == 1
+        gaps = np.where(fast, 0.5 * STEP_S, 1.5 * STEP_S) * (1 + 0.1 * rng.standard_normal(n))
+        return _in_step(rng, gaps, seconds)
+
+    return make
+
+
+def both_levels(gaps_ms: F64) -> bool:
+    """Whether each level of `two_modes` takes a tenth of the window's time or more."""
+    fast = float(gaps_ms[gaps_ms < 1e3 * STEP_S].sum() / gaps_ms.sum())
+    return 0.1 <= fast <= 0.9
+
+
+def drifting(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
+    """Steps in common, ±10 %, that get 10 % longer over the window."""
+    gaps = STEP_S * (1 + 0.1 * rng.standard_normal(_count(seconds)))
+    return _in_step(rng, gaps * (1 + 0.1 * (np.cumsum(gaps) - LEAD_S) / seconds), seconds)
 
 
 def speculative(rng: Rng, seconds: float) -> list[tuple[F64, npt.NDArray[np.int64]]]:
@@ -177,18 +231,57 @@ def restarts(spread: float) -> Callable[[Rng, float], Samples]:
 
 
 KINDS = {
-    "independent gaps (Poisson)": Kind(poisson, STREAMS / STEP_S, 1e3 * STEP_S * float(np.log(2))),
-    "independent gaps, 10 %": Kind(jittered, STREAMS / STEP_S, 1e3 * STEP_S),
-    "steps, autocorrelated 0.5": Kind(correlated(0.5), STREAMS / STEP_S, 1e3 * STEP_S),
-    "steps, autocorrelated 0.9": Kind(correlated(0.9), STREAMS / STEP_S, 1e3 * STEP_S),
+    "independent gaps (Poisson)": Kind(poisson, STREAMS / STEP_S),
+    "independent gaps, 10 %": Kind(jittered, STREAMS / STEP_S),
+    "steps, 10 %": Kind(jittered_steps, STREAMS / STEP_S),
+    "steps, heavy tail": Kind(heavy_tail, STREAMS / (0.6 * STEP_S * float(np.exp(0.32)))),
+    "steps, autocorrelated 0.5": Kind(correlated(0.5), STREAMS / STEP_S),
+    "steps, autocorrelated 0.9": Kind(correlated(0.9), STREAMS / STEP_S),
     "speculative, 1-5 tokens": Kind(speculative, 3 * STREAMS / STEP_S),
     "steps with stalls": Kind(stalls, STREAMS / (STEP_S * 1.18)),
+    "gaps and common stalls, 1.2 %": Kind(mixed(0.012), STREAMS / (STEP_S * 1.06)),
+    "gaps and common stalls, 3 %": Kind(mixed(0.03), STREAMS / (STEP_S * 1.15)),
     "fast and slow phases": Kind(bursts, STREAMS / STEP_S),
+    "two modes, 10 steps": Kind(two_modes(10), STREAMS / STEP_S),
+    "two modes, 200 steps": Kind(two_modes(200), STREAMS / STEP_S),
+    "the same, both levels seen": Kind(two_modes(200), STREAMS / STEP_S, both_levels),
+    "drifting by 10 %": Kind(drifting),
     "restarts, fixed length": Kind(restarts(0.0), STREAMS * OUTPUT / (PREFILL_S + (OUTPUT - 1) * STEP_S)),
     "restarts, varied length": Kind(restarts(0.4), STREAMS * OUTPUT / (PREFILL_S + (OUTPUT - 1) * STEP_S)),
-    "regular steps": Kind(regular_steps, STREAMS / (STEP_S * 1.137), 1e3 * STEP_S * 1.137),
-    "regular, streams apart": Kind(regular_apart, STREAMS / (STEP_S * 1.137), 1e3 * STEP_S * 1.137),
-    "one slow regular stream": Kind(slow_regular, 1 / 0.091, 91.0),
+    "regular steps": Kind(regular_steps, STREAMS / (STEP_S * 1.137)),
+    "regular, streams apart": Kind(regular_apart, STREAMS / (STEP_S * 1.137)),
+    "one slow regular stream": Kind(slow_regular, 1 / 0.091),
+}
+
+
+def waiting(make: Callable[[Rng, int], F64], launch: bool = False) -> Callable[[Rng, int], Samples]:
+    """Requests of two tokens whose waits for the first token (s) `make` gives in the order of their first tokens; all
+    sent after the launch, 50 ms apart, or (`launch`) all at once."""
+
+    def samples(rng: Rng, n: int) -> Samples:
+        waits = make(rng, n)
+        first = waits if launch else 0.05 * np.arange(1, n + 1)
+        found = as_samples([_ones(np.array([t, t + 0.01])) for t in first], 1e6)
+        found.send_ns = 10_000_000_000 + np.round((first - waits) * 1e9).astype(np.int64)
+        found.round = np.full(n, 0 if launch else 1, dtype=np.int32)
+        found.outcome = np.full(n, OK, dtype=np.int8)
+        return found
+
+    return samples
+
+
+def _wandering(rng: Rng, n: int) -> F64:
+    x = rng.standard_normal(n)
+    for i in range(1, n):
+        x[i] = 0.8 * x[i - 1] + 0.6 * x[i]
+    return np.asarray(0.1 * np.exp(0.3 * x))
+
+
+WAITS = {
+    "independent waits": waiting(lambda rng, n: 0.1 * rng.lognormal(0.0, 0.5, n)),
+    "waits in groups of five": waiting(lambda rng, n: np.repeat(0.1 * rng.lognormal(0.0, 0.5, -(-n // 5)), 5)[:n]),
+    "waits that wander, 0.8": waiting(_wandering),
+    "a launch, one after the other": waiting(lambda rng, n: np.cumsum(0.02 * rng.lognormal(0.0, 0.3, n)), True),
 }
 
 
@@ -222,9 +315,36 @@ class Score:
         return f"{self.claims / traces:6.1%} {self.coverage:7.1%} ±{self.width / self.claims:6.2%}"
 
 
-def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Score, Score]:
-    """Coverage of the rate's interval and of ITL p50's over `traces` traces with a window of `seconds`."""
-    rate, itl = Score(), Score()
+@dataclass
+class Scored:
+    """Percentiles' intervals of many traces, to be held against the percentiles of all their values together."""
+
+    values: list[F64] = field(default_factory=list)
+    weights: list[F64] = field(default_factory=list)
+    made: list[Distribution] = field(default_factory=list)
+    told: list[bool] = field(default_factory=list)
+
+    def add(self, values: F64, weights: F64, made: Distribution, told: bool = True) -> None:
+        self.values.append(values)
+        self.weights.append(weights)
+        self.made.append(made)
+        self.told.append(told)
+
+    def scores(self) -> Iterator[Score]:
+        """p50's, p90's and p99's."""
+        values, weights = np.concatenate(self.values), np.concatenate(self.weights)
+        for name, q in zip(latency.NAMES, latency.QUANTILES, strict=True):
+            truth, score = quantile(values, weights, np.zeros(len(values), dtype=np.bool_), q), Score()
+            for one, told in zip(self.made, self.told, strict=True):
+                if truth is not None and told:
+                    score.add(getattr(one, f"{name}_low"), getattr(one, f"{name}_high"), truth[0])
+            yield score
+
+
+def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Score, list[Score]]:
+    """Coverage of the rate's interval and of ITL p50's, p90's and p99's over `traces` traces with a window of
+    `seconds`."""
+    rates, itl = [], Scored()
     t0, t1 = 10_000_000_000, 10_000_000_000 + int(seconds * 1e9)
     for _ in range(traces):
         found = cell(kind, rng, seconds)
@@ -233,12 +353,26 @@ def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Sco
         value = window.tokens_between(table, t0, t1) / seconds
         pauses = window.pause_deviation(table, found, t0, t1)
         bin_s = seconds / interval.BINS
-        result = interval.rate_interval(bins, bin_s=bin_s, value=value, relative_deviation=pauses)
-        rate.add(result.low, result.high, kind.rate_tok_s)
-        if kind.itl_ms is not None:
-            times = latency.itl(latency.parts(found, table, t0, t1), t0, t1)
-            itl.add(times.p50_low, times.p50_high, kind.itl_ms)
-    return rate, itl
+        rates.append(interval.rate_interval(bins, bin_s=bin_s, value=value, relative_deviation=pauses))
+        parts = latency.parts(found, table, t0, t1)
+        itl.add(parts.gap_ms, parts.gap_tokens, latency.itl(parts, t0, t1), kind.told(parts.gap_ms))
+    truth = kind.rate_tok_s or float(np.mean([r.value for r in rates if r.value is not None]))
+    score = Score()
+    for rate, told in zip(rates, itl.told, strict=True):
+        if told:
+            score.add(rate.low, rate.high, truth)
+    return score, list(itl.scores())
+
+
+def waits(make: Callable[[Rng, int], Samples], rng: Rng, traces: int, requests: int) -> list[Score]:
+    """Coverage of TTFT p50's, p90's and p99's over `traces` windows with so many requests."""
+    scored = Scored()
+    t0, t1 = 10_000_000_000, 10_000_000_000 + 10**15
+    for _ in range(traces):
+        found = make(rng, requests)
+        made, _ = latency.ttft(found, trace.build(found, tokens.count(found)), t0, t1)
+        scored.add((found.first_token_ns - found.send_ns) / 1e6, np.ones(requests), made)
+    return list(scored.scores())
 
 
 def adaptive_window(kind: Kind, rng: Rng, traces: int, looks_s: list[float], target: float) -> tuple[Score, float]:
@@ -263,7 +397,7 @@ def adaptive_window(kind: Kind, rng: Rng, traces: int, looks_s: list[float], tar
             relative_deviation=window.pause_deviation(table, found, base, t1),
             looks=len(looks_s),
         )
-        score.add(result.low, result.high, kind.rate_tok_s)
+        score.add(result.low, result.high, kind.rate_tok_s or float("nan"))
     return score, total / traces
 
 
@@ -295,15 +429,21 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     print(f"{args.traces} traces a row, window {args.seconds:g} s; claims, coverage, half width")
-    print(f"{'trace':30s} {'rate: claim cover width':>24s}   {'ITL p50: claim cover width':>24s}")
+    print(f"{'trace':30s} {'rate':>23s}  {'ITL p50':>23s}  {'p90':>23s}  {'p99':>23s}")
     for name, kind in KINDS.items():
         if args.only in name:
             rate, itl = fixed_window(kind, np.random.default_rng(args.seed), args.traces, args.seconds)
-            print(f"{name:30s} {rate.text(args.traces)}   {itl.text(args.traces) if kind.itl_ms else '-'}", flush=True)
+            print(f"{name:30s} " + "  ".join(s.text(args.traces) for s in (rate, *itl)), flush=True)
+    print(f"\n{'TTFT of 120 and of 600 requests':30s} {'p50':>23s}  {'p90':>23s}  {'p99':>23s}")
+    for name, make in WAITS.items():
+        for n in (120, 600):
+            if args.only in name:
+                made = waits(make, np.random.default_rng(args.seed), args.traces, n)
+                print(f"{name:30s} " + "  ".join(s.text(args.traces) for s in made), flush=True)
     looks = [args.seconds * share for share in (0.25, 0.5, 0.75, 1.0)]
     print(f"\nearly end within ±1 % at one of {', '.join(f'{x:g}' for x in looks)} s: coverage, width, mean length")
     for name, kind in KINDS.items():
-        if args.only in name:
+        if args.only in name and kind.rate_tok_s is not None and "levels" not in name:
             score, length = adaptive_window(kind, np.random.default_rng(args.seed), args.traces, looks, 0.01)
             print(f"{name:30s} {score.text(args.traces)}   {length:5.1f} s", flush=True)
     print("\nnamed as drift / as two levels")

@@ -1,7 +1,7 @@
 /* The floor: what reading N streams costs at the least. One thread, epoll, one recvmsg a ready socket with the kernel's
- * receive stamp, the stamp kept; nothing is parsed.
+ * receive stamp, the stamp kept; nothing is parsed. At the lowest real-time priority, if asked and allowed.
  *
- *   floor HOST PORT STREAMS WARM_S MEASURE_S < request-head-and-body
+ *   floor HOST PORT STREAMS WARM_S MEASURE_S real-time|ordinary < request-head-and-body
  *
  * Prints one line of JSON: the span in CLOCK_MONOTONIC ns, CPU s in it, reads, bytes.
  */
@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <sched.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -41,8 +42,8 @@ static void die(const char *what) {
 }
 
 int main(int argc, char **argv) {
-    if (argc != 6) {
-        fprintf(stderr, "usage: floor HOST PORT STREAMS WARM_S MEASURE_S < request\n");
+    if (argc != 7) {
+        fprintf(stderr, "usage: floor HOST PORT STREAMS WARM_S MEASURE_S real-time|ordinary < request\n");
         return 2;
     }
     int streams = atoi(argv[3]);
@@ -61,6 +62,8 @@ int main(int argc, char **argv) {
         struct epoll_event event = {.events = EPOLLIN, .data.fd = fds[i]};
         if (epoll_ctl(poll, EPOLL_CTL_ADD, fds[i], &event)) die("epoll_ctl");
     }
+    struct sched_param least = {.sched_priority = 1}; /* as the load process: else it reads late, and many at once */
+    if (!strcmp(argv[6], "real-time")) sched_setscheduler(0, SCHED_FIFO, &least);
     for (int i = 0; i < streams; i++)
         if (send(fds[i], request, length, 0) != (ssize_t)length) die("send");
 

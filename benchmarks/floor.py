@@ -64,13 +64,17 @@ def sent_in(truth: Truth, open_ns: int, close_ns: int) -> int:
     return int(inside.sum())
 
 
-def measure(program: Path, rig: RigHandle, streams: int, rate: float, seconds: float, core: int) -> Reading:
-    """The floor's cost over `seconds` of a steady load; the sender is set to the load already."""
+def measure(
+    program: Path, rig: RigHandle, streams: int, rate: float, seconds: float, core: int, *, ordinary: bool = False
+) -> Reading:
+    """The floor's cost over `seconds` of a steady load; the sender is set to the load already. `ordinary`: at ordinary
+    priority, not at the load process's own."""
     rig.reset()
     where = urlsplit(rig.url)
     warm_s = 1.0 + streams / 1000
     pin = ["taskset", "-c", str(core)] if shutil.which("taskset") else []
     words = [*pin, str(program), where.hostname or "", str(where.port), str(streams), str(warm_s), str(seconds)]
+    words.append("ordinary" if ordinary else "real-time")
     asked = request(rig.url, round(rate * (seconds + warm_s + 30)))
     done = subprocess.run(words, input=asked, capture_output=True, timeout=seconds + warm_s + 30)
     if done.returncode:

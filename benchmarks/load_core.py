@@ -4,8 +4,9 @@
 
 Error = the load core's stamp of an event minus the rig's clock just before it sent it (same machine, same clock), so it
 holds the rig's own time in `send`. CPU: user and system of the load process over a steady span, by the kernel's
-accounting, divided by the events sent in that span; streams are long, so that it holds reading and no decoding. The
-last column is the decoding and all the rest, from the whole job. Ranges move with what else the machine does.
+accounting, divided by the events sent in that span; streams are long, so that it holds reading and, once 24 MiB of raw
+bytes are held (in seconds at 1000x50), the decoding of what is beyond. The stop column is the rest of the decoding, an
+event of the job. Ranges move with what else the machine does; `cost.py` parts reading from decoding.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ The page's totals and per-request speeds contradict each other (leftover request
 than the mean), so no one server has both: hence two parts. Everything is held against the rig's own log of what it sent
 in the same window, and against the page. Times and rates are printed on the page's clock. Exit code 1 if a status is
 not the expected one, a reading is off its log or (beyond its own interval) off the page in a cell that this machine did
-not disturb, if it disturbed over half of them, or if contamination is missed or seen where there was none.
+not disturb, if it disturbed over half of them, if the suite would take over 15 minutes unscaled, or if contamination is
+missed or seen where there was none.
 """
 
 from __future__ import annotations
@@ -24,7 +25,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from benchmarks.seed_truth import Figure, Fill, Held, fills, fixed, hold, measure, missed, seed_contaminated
+from benchmarks.seed_truth import (
+    LONGEST_S,
+    Figure,
+    Fill,
+    Held,
+    Part,
+    fills,
+    fixed,
+    hold,
+    measure,
+    missed,
+    seed_contaminated,
+    unscaled_s,
+)  # fmt: skip
 
 from flatout.suite import SUITES
 
@@ -99,6 +113,15 @@ def proven(name: str, held: Sequence[Held]) -> bool:
     return enough
 
 
+def duration_line(part: Part) -> tuple[str, bool]:
+    """How long the part takes with nothing scaled; False if that is longer than it may be."""
+    seconds = unscaled_s(part)
+    told = (
+        f"unscaled, `--suite full` takes {seconds / 60:.1f} min on this server (at most {LONGEST_S / 60:.0f} are meant)"
+    )
+    return told + ("" if seconds <= LONGEST_S else ": TOO LONG"), seconds <= LONGEST_S
+
+
 def contamination_lines(name: str, found: Sequence[Fill]) -> tuple[list[str], bool]:
     over, wrong = [f for f in found if f.over_full], missed(found)
     caught = sum(f.flagged for f in over)
@@ -127,8 +150,9 @@ def run_parts(args: argparse.Namespace, results: Path) -> bool:
         totals = hold(part, "total")
         told, fine = summary(totals, ("tok_s", "ttft_ms", "per_request_tok_s", "itl_ms"))
         more, clean = contamination_lines("drained", fills(part))
-        good &= fine and clean and all(h.status_ok for h in totals) and len(totals) == 55
-        _print(f"totals ({part.took_s:.0f} s):", *told, *more)
+        length, short = duration_line(part)
+        good &= fine and clean and short and all(h.status_ok for h in totals) and len(totals) == 55
+        _print(f"totals ({part.took_s:.0f} s):", *told, *more, length)
         good &= proven("totals", totals)
     if "streams" in args.parts:
         part = measure(fixed(full, STREAM_WINDOW_S), rates="per_request", **common)

@@ -22,6 +22,7 @@ from flatout.rig.config import profile_from_seed
 from flatout.run import conduct
 from flatout.run.events import CellDone, Control, Event, Note
 from flatout.run.options import Options
+from flatout.run.warmup import GO_S
 from flatout.suite import Suite
 
 Mask = npt.NDArray[np.bool_]
@@ -39,6 +40,8 @@ TOKENS_PER_EVENT: Final = 4
 """The page's server drafted blocks of 8 tokens, so it sent several at once; it does not tell how many."""
 RIG_LATE_MS: Final = 5.0
 INTAKE_SHARE: Final = 0.01
+LONGEST_S: Final = 900.0
+"""What `--suite full` may take on a server with the page's speeds."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +161,17 @@ def measure(
         made = Options(url=rig.url, results=results, suite=scaled(suite, scale), load_cores=load_cores, **options)
         record, directory = conduct.run(made, listen, Control())
         return Part(record, directory, rig.log(), scale, time.monotonic() - begun)
+
+
+def unscaled_s(part: Part) -> float:
+    """How long the run takes on the page's own clock. Time in which the server worked is stretched by 1 / scale; the
+    warm-up's goes of fixed length, and all that the client does while the server is idle, take what they took."""
+    truth = part.truth
+    edges = np.append(truth.level_ns, max(truth.taken_ns, int(truth.level_ns[-1]) if len(truth.level_ns) else 0))
+    busy = (truth.level_running > 0) | (truth.level_waiting > 0)
+    busy_s = float(np.diff(edges)[busy].sum()) / 1e9
+    fixed_s = GO_S * sum(len(w.speeds) for w in part.record.warmups if w.unit == "events/s")
+    return part.took_s + max(0.0, busy_s - fixed_s) * (1.0 / part.scale - 1.0)
 
 
 # -- what the log says ---------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from flatout.calibrate.scenes import Scene
 from flatout.calibrate.sender import lean
 from flatout.calibration import Pair, Point
 from flatout.load.process import LoadPool
+from flatout.measure.checks import in_window
 from flatout.measure.verdict import client_limits
 from flatout.rig import RigConfig, RigHandle
 
@@ -108,7 +109,8 @@ def main() -> None:
             disturb(stack, rig, pool.pids[0])
             loaded = bench.load(scene, rig, pool, args.seconds)
         point = bench.point(scene, loaded)
-        said = [text for check in loaded.outcome.checks for text in client_limits(check)]
+        checks = in_window(loaded.outcome.checks, loaded.open_ns, loaded.close_ns)
+        said = [text for check in checks for text in client_limits(check)]
         wrong = off(point)
         good = "yes" if bool(wrong) == bool(said) else "NO"
         print(f"| {name} | {wrong or 'nothing'} | {point.merged_share:.1%} | {'; '.join(said) or 'nothing'} | {good} |")

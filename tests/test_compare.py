@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.compare import CompareError, Comparison, Verdict, check, compare, fail_if, read_sides
+from flatout.compare.figures import figure, read
 from flatout.compare.ratio import NARROWEST, Estimate, estimate, level_of, of_samples, ratio
 from flatout.flags import Flag as FlagName
 from flatout.flags import Status
@@ -78,13 +79,27 @@ def test_times_get_faster_as_they_shrink() -> None:
     for record in both:
         d = record.cells[0].decode
         assert d is not None
-        for figure in (d.ttft_ms, d.itl_ms):
-            assert figure.p50 is not None
-            figure.p50_low, figure.p50_high = figure.p50 * 0.98, figure.p50 * 1.02
+        for spread in (d.ttft_ms, d.itl_ms):
+            assert spread.p50 is not None
+            spread.p50_low, spread.p50_high = spread.p50 * 0.98, spread.p50 * 1.02
     figures = compare(both).pairs[0].cells[0].figures
     assert figures["ttft_ms"].verdict == Verdict.FASTER and figures["itl_ms"].verdict == Verdict.SLOWER
     assert figures["ttft_ms"].ratio is not None and figures["ttft_ms"].ratio.value == pytest.approx(0.8)
     assert figures["per_request_tok_s"].verdict == Verdict.UNKNOWN  # it has no interval
+
+
+def test_a_percentile_is_compared_by_its_own_interval() -> None:
+    both = [two(itl_ms=10.0)[0], two(itl_ms=10.0)[0]]
+    for record, p99 in zip(both, (30.0, 36.0), strict=True):
+        for cell in record.cells:
+            assert cell.decode is not None
+            cell.decode.itl_ms.p99 = p99
+            cell.decode.itl_ms.p99_low, cell.decode.itl_ms.p99_high = 0.97 * p99, 1.03 * p99
+            cell.decode.itl_ms.p90, cell.decode.itl_ms.reasons = p99, {"p90_interval": "needs 36 requests, has 9"}
+    value, made, _ = read(both[1].cells[0], figure("itl_ms.p99"))
+    assert value == 36.0 and made is not None and (made.low, made.high) == (0.97 * 36.0, 1.03 * 36.0)
+    without = read(both[1].cells[0], figure("itl_ms.p90"))[1]
+    assert without is not None and without.low is None and without.reason == "needs 36 requests, has 9"
 
 
 def test_prefill_ttft_gets_its_interval_from_the_samples() -> None:

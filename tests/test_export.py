@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.flags import MEASURED
-from flatout.record import Cell, Record
+from flatout.record import Cell, Distribution, Record
 from flatout.show import export
 from flatout.show.safe import clean
 from tests import records
@@ -53,6 +53,18 @@ def test_figures_of_a_cell() -> None:
     assert prefill["total_low_tok_s"] == pytest.approx(37100 * 0.996) and prefill["itl_ms_p50"] is None
     burst = next(row for row in export.json_rows(records.every_kind()) if row["phase"] == "burst")
     assert (burst["total_tok_s"], burst["measured_s"], burst["completed"]) == (2345.0, 12.5, 16)
+
+
+def test_percentiles_are_followed_by_their_intervals() -> None:
+    cell = records.decode("8K", 8192, 8, 2422.2)
+    assert cell.decode is not None
+    cell.decode.itl_ms = Distribution(p50=3.2, p99=9.0, p50_low=3.1, p50_high=3.3, p99_low=8.0, p99_high=11.0)
+    (row,) = export.json_rows(records.record([cell]))
+    names = list(row)
+    at = names.index("itl_ms_p99")
+    assert names[at : at + 3] == ["itl_ms_p99", "itl_ms_p99_low", "itl_ms_p99_high"]
+    assert [row[name] for name in names[at : at + 3]] == [9.0, 8.0, 11.0]
+    assert (row["itl_ms_p50_low"], row["itl_ms_p50_high"], row["itl_ms_p90_low"]) == (3.1, 3.3, None)
 
 
 def test_a_cell_without_numbers_shows_none() -> None:

@@ -15,7 +15,7 @@ from flatout.measure.cell import (
     prefill_facts,
     prefill_figures,
 )
-from flatout.measure.figures import DecodeFigures
+from flatout.measure.figures import DecodeFigures, Distribution
 from flatout.measure.verdict import decode_verdict, prefill_verdict
 from flatout.target.base import Live
 from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
@@ -289,3 +289,21 @@ def test_burst_with_failures_and_with_nothing() -> None:
     empty = burst_figures(Samples.empty())
     assert empty.total_tok_s.value is None and empty.wall_s.reason
     assert decode_verdict(burst_facts(empty)).status == Status.FAILED
+
+
+def test_cold_ttft_has_the_interval_that_its_prompts_allow() -> None:
+    def of(times_ms: list[float]) -> Distribution:
+        found = [
+            stream_of([i * 10 * S + round(t * MS)], send_ns=i * 10 * S, stream=i, prompt=1000, cached=0)
+            for i, t in enumerate(times_ms)
+        ]
+        return prefill_figures(samples(found)).ttft_ms
+
+    three = of([99.0, 100.0, 101.0])
+    assert three.p50 == pytest.approx(100.0) and three.p50_low is not None and three.p50_high is not None
+    assert three.p50_high - 100.0 == pytest.approx(4.3026527297 / 3**0.5, rel=1e-6)
+    assert "interval" not in three.reasons
+    two = of([99.0, 101.0])
+    assert two.p50_low is None and two.reasons["interval"] == "needs 3 prompts, has 2"
+    ten = of([100.0 + i for i in range(10)])
+    assert ten.p90 is not None and ten.p90_low is None and ten.reasons["p90_interval"] == "needs 36 prompts, has 10"

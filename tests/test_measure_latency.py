@@ -144,6 +144,57 @@ def test_ttft_of_fewer_than_five_restarts_is_the_launchs_own() -> None:
     assert "interval" in result.reasons
 
 
+def test_percentiles_without_an_interval_say_why() -> None:
+    requests = [restart(i * S, 100 * MS + i * MS, i) for i in range(1, 21)]
+    result, _ = latency.ttft(samples(requests), table_of(samples(requests)), S, 30 * S)
+    assert result.p90 is not None and result.p90_low is None and result.p99 is None
+    assert result.p50_low is not None and "interval" not in result.reasons
+    assert result.reasons["p90_interval"] == "needs 36 requests, has 20" and "p99_interval" not in result.reasons
+
+
+def test_all_percentiles_of_many_gaps_have_intervals_that_hold_them() -> None:
+    found = closed_loop(np.random.default_rng(4), streams=8, gap_ns=10 * MS, jitter=0.2, seconds=12.0)
+    for made in (
+        latency.itl(latency.parts(found, table_of(found), S, 12 * S), S, 12 * S),
+        latency.tpot(latency.parts(found, table_of(found), S, 12 * S), S, 12 * S),
+        latency.ttft(found, table_of(found), S, 12 * S)[0],
+    ):
+        for name in ("p50", "p90", "p99"):
+            value, low, high = (getattr(made, f"{name}{end}") for end in ("", "_low", "_high"))
+            key = "interval" if name == "p50" else f"{name}_interval"
+            assert (value is None) == (name in made.reasons)
+            if low is None or high is None:
+                assert value is None or key in made.reasons
+            else:
+                assert 0 <= low <= value <= high and key not in made.reasons
+    itl = latency.itl(latency.parts(found, table_of(found), S, 12 * S), S, 12 * S)
+    assert itl.p99_low is not None and itl.p99_high is not None and itl.p99_high < 1.1 * itl.p99_low
+
+
+def test_a_hang_leaves_p99_without_an_upper_end() -> None:
+    requests = [stream_of([i * 10 * MS for i in range(500)], stream=s) for s in range(7)]
+    requests += [
+        stream_of([i * 10 * MS for i in range(20)], stream=s, outcome=CUT, end_ns=5 * S) for s in range(7, 107)
+    ]
+    found = samples(requests)
+    result = latency.itl(latency.parts(found, table_of(found), 0, 5 * S), 0, 5 * S)
+    assert result.censored == 100 and result.p50_high is not None
+    assert result.p99 is None or (result.p99_high is None and "p99_interval" in result.reasons)
+
+
+def test_tpot_of_streams_in_step_is_no_surer_than_their_common_pace() -> None:
+    """Eight streams in step at a pace that wanders have eight equal TPOTs: that they agree proves nothing."""
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(900)
+    for i in range(1, len(x)):
+        x[i] = 0.9 * x[i - 1] + 0.44 * x[i]
+    times = (np.cumsum(10 * MS * (1 + 0.1 * x)).astype(int) + S).tolist()
+    found = samples([stream_of(times, stream=s) for s in range(8)])
+    made = latency.tpot(latency.parts(found, table_of(found), S, 9 * S), S, 9 * S)
+    assert made.p50 is not None and made.p50_low is not None and made.p50_high is not None
+    assert made.p50_high - made.p50_low > 0.01 * made.p50
+
+
 def test_m12_requests_still_waiting_are_censored() -> None:
     """Fault M12: five quick ones came, twenty wait: the median is not the quick ones'."""
     requests = [restart(i * S, 10 * MS, i) for i in range(1, 6)]

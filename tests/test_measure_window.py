@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.load.samples import CUT, FAILED, REFUSED, Samples
+from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
 from flatout.measure import trace, window
 from flatout.measure.tokens import count
 from flatout.target.base import Live
@@ -104,6 +104,19 @@ def test_a_slower_pace_is_seen_through_the_pauses() -> None:
     assert bins[:28].mean() == pytest.approx(2 * bins[-28:].mean(), rel=0.05)
 
 
+def test_a_first_event_with_fewer_tokens_is_no_slower_moment() -> None:
+    """4 tokens every 40 ms, but one alone with the first event of each answer: a quarter of the usual gap's work."""
+    requests, t = [], 0
+    for number in range(12):
+        running = np.cumsum([1, *[4] * 24])
+        events = [Event(t + i * 40 * MS, 4 * (4 if i else 1), int(n)) for i, n in enumerate(running)]
+        requests.append(Request(events, send_ns=t - 15 * MS, round=number))
+        t = events[-1].t_ns + 15 * MS
+    found = samples(requests)
+    bins = window.pace_bins(table_of(found), found, S, 9 * S, 256)
+    assert np.allclose(bins, bins.mean(), rtol=0.01)
+
+
 def test_answers_in_one_piece_keep_their_bins() -> None:
     found = samples([stream_of([i * 100 * MS], per_event=64, stream=i % 4, round=i // 4) for i in range(100)])
     table = table_of(found)
@@ -111,15 +124,67 @@ def test_answers_in_one_piece_keep_their_bins() -> None:
     assert len(bins) == 64 and bins.sum() == pytest.approx(window.tokens_between(table, S, 9 * S))
 
 
-def test_pause_deviation_of_regular_pauses_is_a_lattices() -> None:
-    """Pauses of 0.3 s less one gap; one stream: sqrt(1/6) of a pause over 8 s of which 8 * 0.78 decode."""
-    found = closed_loop(np.random.default_rng(0), streams=1, gap_ns=10 * MS, ttft_ns=310 * MS, seconds=10.0)
-    table = table_of(found)
-    relative = window.pause_deviation(table, found, S, 9 * S)
-    decoding = 100 * 0.01 / (0.31 + 99 * 0.01 + 1e-6)
-    assert relative == pytest.approx(0.3 / np.sqrt(6) / (8 * decoding), rel=0.05)
-    none = samples([stream_of(list(range(0, 10 * S, 10 * MS)))])
-    assert window.pause_deviation(table_of(none), none, S, 9 * S) == 0.0
+def paused(
+    rng: np.random.Generator, window_s: float, streams: int, ttft_ms: int, output: int, varied: float, before: int
+) -> tuple[Samples, int, int]:
+    """Streams that answer in `output` tokens (± `varied` of it) of 20 ms, each begun anywhere in a cycle; the window
+    opens after `before` cycles."""
+    cycle = ttft_ms * MS + (output - 1) * 20 * MS
+    t0 = 100 * S + before * cycle
+    t1, requests = t0 + int(window_s * S), []
+    for stream in range(streams):
+        t, number = 100 * S - int(rng.integers(0, cycle)), 0
+        while t < t1:
+            length = max(4, round(output * (1 + varied * rng.uniform(-1, 1))))
+            times = [t + ttft_ms * MS + i * 20 * MS for i in range(length)]
+            kept = [x for x in times if x < t1]
+            done = len(kept) == length
+            made = stream_of(kept, send_ns=t, stream=stream, round=number, asked=output, end_ns=min(times[-1], t1))
+            made.outcome = OK if done else CUT
+            requests.append(made)
+            t, number = times[-1], number + 1
+    return samples(requests), t0, t1
+
+
+@pytest.mark.parametrize(
+    ("window_s", "streams", "output", "varied"),
+    [
+        (9.92, 1, 100, 0.0),  # four whole cycles of 2.48 s: it hardly matters where the window opens
+        (11.2, 1, 100, 0.0),  # four and a half: it matters most
+        (11.2, 4, 100, 0.0),
+        (12.5, 4, 100, 0.3),
+        (6.0, 4, 600, 0.0),  # half a cycle: most windows hold no pause
+    ],
+)
+def test_pause_deviation_is_that_of_many_windows(window_s: float, streams: int, output: int, varied: float) -> None:
+    """Brute force: the decoding time of 150 windows that open anywhere in the pattern, and what each says of it."""
+    rng = np.random.default_rng(5)
+    decoding, told = [], []
+    for _ in range(150):
+        found, t0, t1 = paused(rng, window_s, streams, 500, output, varied, 3)
+        table = table_of(found)
+        begin, end = window._decoding(table, found, t1)
+        decoding.append(window.overlap_mean(begin.astype(np.int64), end.astype(np.int64), t0, t1))
+        told.append(window.pause_deviation(table, found, t0, t1))
+    spread = float(np.std(decoding) / np.mean(decoding))
+    assert np.mean(told) == pytest.approx(spread, rel=0.2, abs=0.002)
+    assert min(told) > 0.6 * spread - 0.002
+
+
+def test_a_window_without_a_pause_does_not_say_that_there_is_none() -> None:
+    """One stream of 3,000 tokens of 20 ms (a minute), a TTFT of 1.02 s, ten seconds of it: a sixth of the windows like
+    this hold a pause of 1 s, the others none."""
+    found = samples([stream_of(list(range(102 * 10 * MS, 60 * S, 20 * MS)), asked=3000, outcome=CUT, end_ns=60 * S)])
+    relative = window.pause_deviation(table_of(found), found, 20 * S, 30 * S)
+    share = 10 / 61
+    assert relative == pytest.approx(np.sqrt(share * (1 - share)) / 10, rel=0.15)
+
+
+def test_without_pauses_there_is_no_deviation() -> None:
+    at_once = samples([stream_of(list(range(0, 10 * S, 10 * MS)))])
+    assert window.pause_deviation(table_of(at_once), at_once, S, 9 * S) == 0.0
+    in_one = samples([stream_of([i * 100 * MS], per_event=64, round=i) for i in range(100)])
+    assert window.pause_deviation(table_of(in_one), in_one, S, 9 * S) == 0.0
 
 
 def test_completed_needs_a_finish_reason_inside_the_window() -> None:

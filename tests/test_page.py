@@ -445,3 +445,21 @@ def test_every_figure_of_the_table_has_a_reason_or_a_value() -> None:
     assert about.measured(cell)
     unmeasured: Cell = records.decode("8K", 8192, 2, status=Status.NOT_RUN, reason="stopped early")
     assert all(c.why(unmeasured) in ("stopped early", "no flag", None) for c in rows.IN_PAGE)
+
+
+def test_p90_and_p99_show_their_intervals_and_why_there_is_none() -> None:
+    cell = page_records.furnished(records.decode("8K", 8192, 8, 2422.2))
+    text = page.render(records.record([cell]))
+    low, high = 40.0 * 0.78, 40.0 * 0.82
+    assert f'title="{values.ms(low, fine=True, unit=False)} to {values.ms(high, fine=True)}"> ±2.5 %</span>' in text
+    assert "p99_interval: needs 368 independent gaps: it has about 250" in text
+
+
+def test_a_record_from_before_p90_had_an_interval_still_reads() -> None:
+    record = json.loads(records.seed_page().model_dump_json())
+    for cell in record["cells"]:
+        for spread in (cell.get("decode") or {}).values():
+            if isinstance(spread, dict) and "p50_low" in spread:
+                for name in ("p90_low", "p90_high", "p99_low", "p99_high"):
+                    del spread[name]
+    assert parse(json.dumps(record)) == records.seed_page()

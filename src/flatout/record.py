@@ -51,7 +51,9 @@ class Histogram(Model):
 
 class Distribution(Model):
     """Percentiles; null where there are too few samples, with the reason by name (`p99`: …). `n`: samples;
-    `censored`: samples that the window's end cut, known only as lower bounds."""
+    `censored`: samples that the window's end cut, known only as lower bounds. `p50_low` to `p99_high`: the percentiles'
+    95 % intervals; null where none can be claimed, with the reason as `interval` (p50's), `p90_interval`,
+    `p99_interval`."""
 
     p50: float | None = None
     p90: float | None = None
@@ -62,6 +64,10 @@ class Distribution(Model):
     censored: int = 0
     p50_low: float | None = None
     p50_high: float | None = None
+    p90_low: float | None = None
+    p90_high: float | None = None
+    p99_low: float | None = None
+    p99_high: float | None = None
     whose: str | None = None
     reasons: dict[str, str] = Field(default_factory=dict)
     histogram: Histogram | None = None
@@ -190,7 +196,11 @@ class BurstFigures(Model):
 
 
 class SelfCheck(Model):
-    """The client's watch on itself over the cell; see `load.job.SelfCheck`."""
+    """The client's watch on itself over the cell; see `load.job.SelfCheck`.
+
+    `pauses`: times at which the reading process stood still in the window, None in records that do not tell;
+    `pause_longest_ms`: None if there was none. `pause_merged_events`: events that took a later one's stamp for them.
+    """
 
     clock: str
     reads: int
@@ -206,6 +216,10 @@ class SelfCheck(Model):
     gc_longest_ms: float
     clock_steps: int
     priority: str = "normal"
+    pauses: int | None = None
+    pauses_total_ms: float | None = None
+    pause_longest_ms: float | None = None
+    pause_merged_events: int | None = None
 
 
 class Telemetry(Model):

@@ -18,6 +18,7 @@ from flatout.calibration import Point
 from flatout.load.job import Endpoint, Job, Timeouts
 from flatout.load.process import LoadPool, Outcome
 from flatout.measure.cell import decode_figures
+from flatout.measure.checks import in_window
 from flatout.rig import RigHandle, Truth
 from flatout.rig.truth import BLOCKED
 from flatout.run.sends import first_lengths, stream
@@ -128,8 +129,9 @@ def point(scene: Scene, loaded: Loaded) -> Point:
     events = int(sent.sum())
     asked = _asked_events_s(scene, truth, open_ns, close_ns)
     merged = float(stamps.merged.mean()) if len(stamps.merged) else 0.0
+    checks = in_window(outcome.checks, open_ns, close_ns)
     verdict = compare.judge(
-        total, ttft, itl_p50, outcome.checks, asked_events_s=asked, sent_events_s=events / window_s, blocked=blocked,
+        total, ttft, itl_p50, checks, asked_events_s=asked, sent_events_s=events / window_s, blocked=blocked,
         merged_share=merged, estimated=figures.estimated_share > 0,
     )  # fmt: skip
     p50, p99 = _percentiles(stamps.error_us)

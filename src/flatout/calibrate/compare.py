@@ -89,15 +89,10 @@ def ttft_p50_ms(figures: DecodeFigures, samples: Samples, truth: Truth) -> Pair:
 
 
 def itl_ms(figures: DecodeFigures, truth: Truth) -> tuple[Pair, Pair]:
-    """p50 and p99 of the time between tokens, token-weighted; events of one send are one arrival, and a request
+    """p50 and p99 of the time between tokens, token-weighted; what was sent within 0.5 ms is one arrival, and a request
     counts with the part of it inside the window, where that has 16 tokens (DESIGN's table)."""
     t0, t1 = figures.t_open_ns, figures.t_close_ns
-    sent = np.flatnonzero((truth.event_flags & SENT) > 0)
-    order = sent[np.lexsort((truth.event_ns[sent], truth.event_request[sent]))]
-    owner, at = truth.event_request[order], truth.event_ns[order]
-    starts = np.flatnonzero(np.concatenate(([True], (np.diff(owner) != 0) | (np.diff(at) != 0)))) if len(at) else order
-    tokens = np.add.reduceat(truth.event_tokens[order], starts) if len(at) else order
-    owner, at = owner[starts], at[starts]
+    owner, at, tokens = truth.arrivals()
     inside = (at >= t0) & (at < t1)
     mine = np.bincount(owner[inside], tokens[inside], len(truth.rid))
     keep = (np.diff(owner) == 0) & inside[1:] & inside[:-1] & (mine[owner[1:]] >= LEAST_TOKENS)

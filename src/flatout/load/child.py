@@ -17,7 +17,7 @@ from flatout.load.clock import Clock
 from flatout.load.connection import Address, Route, tls_context
 from flatout.load.driver import Driver
 from flatout.load.job import Job, Status, Stream
-from flatout.load.loop import Loop
+from flatout.load.loop import BATCH, Loop
 from flatout.load.messages import (
     Accepted,
     Begin,
@@ -28,6 +28,7 @@ from flatout.load.messages import (
     Launch,
     Launched,
     Look,
+    Piece,
     Quit,
     Ready,
     Rejected,
@@ -48,6 +49,8 @@ STATUS_STREAMS: Final = 200
 QUIET_STATUS_NS: Final = 1_000_000_000
 LOOK_NS: Final = 400_000_000
 DRAIN_ROUNDS: Final = 3
+HAND_OVER_S: Final = 60.0
+"""So long the parent may take over a piece of the samples before it counts as gone."""
 SPARE_FILES: Final = 16
 """Files open besides two connections a stream: the parent, the poller, a look-up, what is being closed."""
 _IO_BYTES: Final = 1 << 20
@@ -233,7 +236,7 @@ class Child:
     def _hand_over(self, driver: Driver) -> None:
         """The end of a job: what has arrived by now is still read, then all is closed, decoded and sent."""
         self._stopping = False
-        for _ in range(DRAIN_ROUNDS):
+        for _ in range(DRAIN_ROUNDS * (1 + len(driver.lanes) // BATCH)):
             self._loop.step(0.0)
         priority.give_back()
         driver.cut()
@@ -242,6 +245,15 @@ class Child:
         error = driver.error
         if driver.launched_ns < 0 and error is None:
             error = "stopped before all connections were open"
+        self._parent.settimeout(HAND_OVER_S)
+        try:
+            self._parent.sendall(self._outbox)
+            self._outbox.clear()
+            for column, data in driver.ledger.table.take_arrivals():
+                self._parent.sendall(pack(Piece(column=column, data=data)))
+        except OSError as gone:
+            raise ParentGone from gone
+        self._parent.setblocking(False)
         self.say(
             Result(
                 packed=driver.ledger.table.pack(),

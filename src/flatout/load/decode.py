@@ -7,12 +7,15 @@ from array import array
 from typing import Final
 
 from flatout.load.samples import ANSWER, IDS_ONLY, REASONING, TOOL
-from flatout.load.sse import Splitter
-from flatout.target.openai import DONE, KEPT_CHARS, Event, Usage, error_words, read_event, shorten
+from flatout.load.sse import Splitter, single_events
+from flatout.target.openai import DONE, KEPT_CHARS, Event, Usage, error_words, read_event, read_usual, shorten
 
 HEAD_BYTES: Final = 8192
 _MAX: Final = 2**31 - 1
 _FINISH_CHARS: Final = 40  # the longest that any server is known to send has half of that
+
+_ANSWER: Final = array("b", [ANSWER])
+_THOUGHT: Final = array("b", [REASONING])
 
 TRUNCATED: Final = "the answer ended without a finish reason or [DONE]: the stream was cut short"
 
@@ -59,6 +62,36 @@ class Decoder:
         except ValueError as error:
             self._fail(str(error))
             self._splitter = Splitter()  # whatever it holds is of no use any more
+
+    def feed_usual(self, chunks: list[bytes], t_ns: array[int]) -> int:
+        """Takes chunks that are a usual event each, chunk i read at `t_ns[i]`, up to the first that is not; returns how
+        many. The same as `feed` for each of them, at a third of its cost."""
+        if self.first_token_ns < 0 or not self._splitter.clean:
+            return 0
+        usual = read_usual(single_events(chunks))
+        texts, running, taken = usual.texts, usual.running, len(usual.texts)
+        if not taken:
+            return 0
+        whole = "".join(texts)
+        lengths = map(len, texts) if whole.isascii() else (len(t.encode("utf-8", "surrogatepass")) for t in texts)
+        self.t_ns.extend(t_ns[:taken])
+        self.running.extend(running)
+        self.id_tokens.extend(usual.ids)
+        self.text_len.extend(lengths)
+        self.kind.extend((_THOUGHT if usual.reasoning else _ANSWER) * taken)
+        if self.first_answer_ns < 0 and not usual.reasoning:
+            self.first_answer_ns = t_ns[0]
+        self.events += taken
+        self.text_bytes += sum(self.text_len[-taken:])
+        if self.texts is not None:
+            self.texts.append(whole)
+        self.choices = max(self.choices, 1)
+        self.prompt, self.cached = _count(usual.prompt, self.prompt), _count(usual.cached, self.cached)
+        self.reasoning = _count(usual.reasoning_tokens, self.reasoning)
+        last = running[-1] if running[-1] >= 0 else next((n for n in reversed(running) if n >= 0), -1)
+        if last >= 0:
+            self.completion = self._seen_running = last
+        return taken
 
     def finish_body(self, t_ns: int) -> None:
         """The body is over: an event that lacks its blank line counts, with the last read's stamp."""

@@ -29,6 +29,8 @@ LINGER_NS: Final = 1_000_000_000
 """After [DONE], how long a server may keep an answer open before it counts as ended."""
 REOPENS: Final = 5
 CHECKED: Final = 128
+LAUNCHED_TOGETHER: Final = 32
+"""Requests of a launch that are sent before the sockets are looked at again: 1 ms."""
 
 
 class Driver:
@@ -61,6 +63,7 @@ class Driver:
         self._closing = False
         self._filling = False
         self._cuts: list[Exchange] = []
+        self._unsent: deque[Lane] = deque()
         self._by_number = {lane.number: lane for lane in self.lanes}
         if job.mode == "closed" and job.max_requests is not None:
             for lane in self.lanes[max(0, job.max_requests) :]:
@@ -98,10 +101,25 @@ class Driver:
             self.watch.begin()
         self.clock.sample()
         self._sampled_ns = self._ticked_ns = self.launched_ns = monotonic_ns()
-        for lane in self.lanes:
-            if lane.prepared is not None:
-                self._send(lane)
+        self._unsent.extend(lane for lane in self.lanes if lane.prepared is not None)
+        self._send_more()
         return self.launched_ns
+
+    def _send_more(self) -> None:
+        """Goes on with the launch. The first answers may come before the last request is sent."""
+        for _ in range(min(LAUNCHED_TOGETHER, len(self._unsent))):
+            lane = self._unsent.popleft()
+            if lane.prepared is None or lane.done:
+                continue
+            if lane.connection is None or lane.connection.state != "open":
+                lane.prepared[0].release()
+                lane.prepared = None
+                lane.round -= 1
+                self._reconnect(lane)
+            else:
+                self._send(lane)
+        if self._unsent:
+            self.next_ns = 0
 
     # connections
 
@@ -334,7 +352,7 @@ class Driver:
     # time
 
     def tick(self, now_ns: int) -> None:
-        """What has come due: lanes that waited, limits, the clocks' offset, memory."""
+        """What has come due: the rest of the launch, lanes that waited, limits, the clocks' offset, memory."""
         while self._timers and self._timers[0][0] <= now_ns:
             lane = heapq.heappop(self._timers)[2]
             if not lane.done:
@@ -352,6 +370,7 @@ class Driver:
         if self._timers:
             due.append(self._timers[0][0])
         self.next_ns = min(due)
+        self._send_more()
 
     def running(self) -> list[Exchange]:
         return [c.exchange for c in self.conns.values() if c.exchange is not None]
@@ -429,6 +448,7 @@ class Driver:
         if self._closing:
             return
         self._closing = True
+        self._unsent.clear()
         now_ns = monotonic_ns()
         for connection in list(self.conns.values()):
             exchange, connection.exchange = connection.exchange, None

@@ -114,6 +114,9 @@ class SelfCheck(msgspec.Struct, frozen=True):
     `priority`: of the process among the machine's others.
     `cpu_s`/`wall_s`: of the process over the job. `gc_pauses`/`gc_longest_ns`: collections during the job.
     `lag_t_ns`/`lag_max_ns`: longest lag per 100 ms, for the part of it that falls into the window.
+    `pauses`, `pauses_total_ns`: times at which it read nothing for 5 ms longer than it meant to wait. Of the longest of
+    them (64 at most), in order of time: `pause_t_ns` when, `pause_ns` how long, `pause_merged` how many events took a
+    later one's stamp for it. `watched_s`: length of the window that lags and pauses are told for, None: the job.
     """
 
     clock: Literal["kernel", "user"]
@@ -135,3 +138,9 @@ class SelfCheck(msgspec.Struct, frozen=True):
     priority: Literal["real-time", "normal"] = "normal"
     lag_t_ns: tuple[int, ...] = ()
     lag_max_ns: tuple[int, ...] = ()
+    pauses: int = 0
+    pauses_total_ns: int = 0
+    pause_t_ns: tuple[int, ...] = ()
+    pause_ns: tuple[int, ...] = ()
+    pause_merged: tuple[int, ...] = ()
+    watched_s: float | None = None

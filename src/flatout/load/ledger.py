@@ -17,10 +17,14 @@ from flatout.load.watch import Watch
 
 SLICE_NS: Final = 300_000
 """Longest decoding between two looks at the sockets."""
-EAGER_BYTES: Final = 64 << 20
+EAGER_BYTES: Final = 24 << 20
 """Raw bytes held at which answers still running are decoded too, whenever nothing waits to be read."""
-FORCED_BYTES: Final = 256 << 20
+FORCED_BYTES: Final = 48 << 20
 """Raw bytes held at which a slice is decoded even if something waits."""
+READ_BYTES: Final = 64
+"""Held with each read that is not decoded yet: the object around its bytes, its place in the list."""
+FOLDED_READS: Final = 256
+"""Reads of a running answer whose lags are kept until they are counted: its arrivals are all that grows with it."""
 RETRY_STATUSES: Final = (429, 503)
 
 
@@ -46,12 +50,20 @@ class Ledger:
             if exchange.decode(deadline_ns):
                 return self.waiting.popleft()
         elif self.behind and self.behind[0].decode(deadline_ns):
-            self.behind.popleft()
+            exchange = self.behind.popleft()
+            if len(exchange.stamps) > FOLDED_READS and not exchange.reads_pending:
+                self._note_reads(exchange)
         return None
+
+    def _note_reads(self, exchange: Exchange) -> None:
+        """Counts what the watch must know of an answer's reads, all decoded, and drops them."""
+        stamps, lags, arrivals = exchange.take_reads()
+        self.watch.note(stamps, lags)
+        self.watch.note_merged(arrivals, stamps, lags)
 
     def weigh(self, running: Collection[Exchange]) -> None:
         """Keeps memory bounded: starts decoding running answers when too many raw bytes are held."""
-        held = sum(e.wire_bytes for e in running) + sum(e.wire_bytes for e in self.waiting)
+        held = sum(e.wire_bytes + READ_BYTES * e.reads_pending for e in (*running, *self.waiting))
         self.forced = held > FORCED_BYTES
         if held > EAGER_BYTES and not self.behind:
             self.catch_up(running)
@@ -79,7 +91,7 @@ class Ledger:
             "round": exchange.round,
             "send_ns": exchange.send_ns,
             "connect_ns": exchange.connect_ns,
-            "first_byte_ns": exchange.stamps[0] if exchange.stamps else -1,
+            "first_byte_ns": exchange.first_byte_ns,
             "end_ns": exchange.end_ns,
             "http_status": exchange.status,
             "outcome": outcome,
@@ -87,8 +99,7 @@ class Ledger:
             "error": self.table.index(self.table.error_texts, words),
         }
         self.table.add(row, decoder, exchange.rid)
-        self.watch.note(exchange.stamps, exchange.lags)
-        self.watch.note_merged(decoder.t_ns, exchange.stamps, exchange.lags)
+        self._note_reads(exchange)
         if self._counts is not None:
             self._counts.fresh.extend(decoder.t_ns[exchange.counted :])
         exchange.release()

@@ -16,11 +16,15 @@ from flatout.load.connection import BULK_BYTES, READ_BYTES, Connection, tls_word
 from flatout.load.driver import Driver
 from flatout.load.exchange import Exchange
 from flatout.load.ledger import SLICE_NS
+from flatout.load.pauses import PAUSE_NS
 from flatout.load.poller import IN, OUT, Poller
 from flatout.target.openai import shorten
 
-BATCH: Final = 4096
+BATCH: Final = 256
+"""Sockets read in one turn: 2 ms."""
 LONGEST_WAIT_S: Final = 0.1
+RUNNING_WAIT_NS: Final = 5_000_000
+"""Longest wait while a job runs: only a wait that was short shows that the process stood still in it."""
 _LAG_MAX: Final = 2**31 - 1
 _BULK_READS: Final = 16
 _PARSER_ERRORS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError)
@@ -37,44 +41,62 @@ class Loop:
         self._wake_ns = 0
 
     def step(self, wait_s: float = LONGEST_WAIT_S) -> None:
-        """One round: waits at most `wait_s`, reads all that is ready; decodes a slice if nothing was."""
+        """Reads all that is ready, turn after turn, for at most `wait_s`, or until there is something else to do: a
+        message from the parent, a time that has come, answers to decode (a slice a turn, when nothing was ready)."""
         driver = self.driver
-        busy = driver is not None and driver.ledger.busy
-        if driver is not None:
-            wait_s = 0.0 if busy else max(0.0, min(wait_s, (driver.next_ns - monotonic_ns()) / 1e9))
-        events = self.poller.poll(wait_s, BATCH)
-        self._wake_ns = now_ns = monotonic_ns()
         if driver is None:
-            for fd, mask in events:
+            for fd, mask in self.poller.poll(wait_s, BATCH):
                 self.handlers[fd](mask)
             return
-        if events:
-            self._sweep(events, driver)
-            now_ns = monotonic_ns()
-        if busy and (not events or driver.ledger.forced):
-            driver.work(now_ns + SLICE_NS)
-            now_ns = monotonic_ns()
-        if now_ns >= driver.next_ns:
-            driver.tick(now_ns)
+        poll, ledger, sweep, now = self.poller.poll, driver.ledger, self._sweep, monotonic_ns
+        now_ns = now()
+        until_ns = now_ns + int(wait_s * 1e9)
+        launched_ns = driver.launched_ns
+        while True:
+            waiting, behind = ledger.waiting, ledger.behind
+            longest_ns = now_ns + RUNNING_WAIT_NS if launched_ns >= 0 else until_ns
+            asked_ns = min(driver.next_ns, until_ns, longest_ns) - now_ns
+            if waiting or behind or asked_ns < 0:
+                asked_ns = 0
+            events = poll(asked_ns * 1e-9, BATCH)
+            before_ns = self._wake_ns
+            self._wake_ns = now_ns = now()
+            if now_ns - before_ns - asked_ns > PAUSE_NS and 0 <= launched_ns <= before_ns:
+                driver.watch.note_pause(before_ns, now_ns)
+            heard = False
+            if events:
+                heard = sweep(events, driver)
+                now_ns = now()
+            if (waiting or behind) and (not events or ledger.forced):
+                driver.work(now_ns + SLICE_NS)
+                now_ns = now()
+            if now_ns >= driver.next_ns:
+                driver.tick(now_ns)
+                return
+            if heard or now_ns >= until_ns:
+                return
 
-    def _sweep(self, events: list[tuple[int, int]], driver: Driver) -> None:
-        """The hot path: an attribute looked up here is looked up for every token."""
-        conns, clock, unpack, now = driver.conns, self.clock, STAMP.unpack, monotonic_ns
-        offset_ns = clock.offset_ns
-        kernel = clock.kind == "kernel"
-        wake_ns, lag_max_ns = self._wake_ns, driver.lag_max_ns
+    def _sweep(self, events: list[tuple[int, int]], driver: Driver) -> bool:
+        """The hot path: an attribute looked up here is looked up for every token. True if a handler was called."""
+        conns, unpack, now = driver.conns, STAMP.unpack, monotonic_ns
+        offset_ns = self.clock.offset_ns
+        lag_max_ns = driver.lag_max_ns
+        heard = False
         for fd, mask in events:
-            connection = conns.get(fd)
-            if connection is None:
+            try:
+                connection = conns[fd]
+            except KeyError:
                 if fd in self.handlers:
                     self.handlers[fd](mask)
+                    heard = True
                 continue
             exchange = connection.plain
             if exchange is None or mask != IN:
                 self._attend(connection, mask)
                 continue
+            recvmsg, feed = connection.recvmsg, exchange.feed
             try:
-                data, ancillary, _, _ = connection.recvmsg(READ_BYTES, ANCILLARY_BYTES)
+                data, ancillary, _, _ = recvmsg(READ_BYTES, ANCILLARY_BYTES)
                 t_ns = now()
                 if not data:
                     driver.closed(connection, t_ns)
@@ -85,16 +107,16 @@ class Loop:
                     lag_ns = t_ns - stamp_ns
                     if not 0 <= lag_ns < DOUBTFUL_LAG_NS:
                         stamp_ns, lag_ns = self._doubt(seconds * 1_000_000_000 + nanos, t_ns)
-                        offset_ns = clock.offset_ns
+                        offset_ns = self.clock.offset_ns
                     t_ns = stamp_ns
                 else:
-                    lag_ns = -1 if kernel else t_ns - wake_ns
+                    lag_ns = -1 if self.clock.kind == "kernel" else t_ns - self._wake_ns
                 if lag_ns > lag_max_ns:
                     driver.lag_max_ns = lag_max_ns = lag_ns
                 exchange.stamps.append(t_ns)
                 exchange.lags.append(lag_ns)
                 exchange.wire_bytes += len(data)
-                exchange.feed(data)
+                feed(data)
                 exchange.ends.append(len(exchange.parts))
                 if exchange.attention:
                     driver.look_closer(connection, exchange, t_ns)
@@ -104,6 +126,7 @@ class Loop:
                 continue
             except (OSError, *_PARSER_ERRORS) as error:
                 self._trouble(connection, exchange, error)
+        return heard
 
     def _doubt(self, real_ns: int, own_ns: int) -> tuple[int, int]:
         """A stamp that lies in the future or far back: was the wall clock set? Its time, and its lag (-1: the process's

@@ -89,7 +89,16 @@ class Working(msgspec.Struct, frozen=True, tag=True):
     """Still decoding after Stop."""
 
 
+class Piece(msgspec.Struct, frozen=True, tag=True):
+    """A part of a column of the samples. They come in order, before the result: no column is packed as a whole."""
+
+    column: str
+    data: bytes
+
+
 class Result(msgspec.Struct, frozen=True, tag=True):
+    """The end of a job. `packed`: the samples but for the columns that went before as pieces."""
+
     packed: Packed
     check: SelfCheck
     launch_ns: int
@@ -101,7 +110,7 @@ class Crashed(msgspec.Struct, frozen=True, tag=True):
 
 
 ToChild = Begin | Body | Launch | Look | Stop | Quit
-ToParent = Hello | Accepted | Rejected | Ready | Launched | Told | Seen | Working | Result | Crashed
+ToParent = Hello | Accepted | Rejected | Ready | Launched | Told | Seen | Working | Piece | Result | Crashed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 decode_to_child: Final = msgspec.msgpack.Decoder(ToChild).decode

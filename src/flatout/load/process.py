@@ -31,6 +31,7 @@ from flatout.load.messages import (
     Launch,
     Launched,
     Look,
+    Piece,
     Quit,
     Ready,
     Rejected,
@@ -110,6 +111,16 @@ class _Child:
         self.status: Status | None = None
         self.seen: Seen | None = None
         self.result: Result | None = None
+        self.pieces: dict[str, list[bytes]] = {}
+
+    def take_samples(self) -> Samples:
+        """What it handed over, which is gone here. `result` is there by now."""
+        assert self.result is not None
+        packed, self.result = self.result.packed, None
+        while self.pieces:
+            name, pieces = self.pieces.popitem()
+            packed.columns[name] = b"".join(pieces)
+        return packed.samples()
 
     def send(self, message: ToChild) -> None:
         try:
@@ -306,10 +317,9 @@ class LoadPool:
         self._await(lambda c: c.result is not None, children, None, "hand over its samples")
         results = [c.result for c in children if c.result is not None]
         launches = [r.launch_ns for r in results if r.launch_ns >= 0]
-        for child in children:
-            child.result = None
+        parts = [c.take_samples() for c in children]
         return Outcome(
-            samples=merge([r.packed.samples() for r in results]),
+            samples=merge(parts),
             checks=[r.check for r in results],
             launch_ns=min(launches, default=-1),
             error=next((r.error for r in results if r.error is not None), None),
@@ -403,6 +413,8 @@ class LoadPool:
                 child.status = status
             case Seen():
                 child.seen = message
+            case Piece(column=column, data=piece):
+                child.pieces.setdefault(column, []).append(piece)
             case Result():
                 child.result = message
             case Crashed(words=words):

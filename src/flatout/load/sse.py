@@ -8,6 +8,18 @@ MAX_EVENT_BYTES: Final = 64 << 20
 _BOM: Final = b"\xef\xbb\xbf"
 
 
+def single_events(chunks: list[bytes]) -> list[bytes]:
+    """The data of chunks that are one event each, whole, on one line, as nearly all are; up to the first that is not.
+
+    The same as a `Splitter` would give that holds nothing from before (`clean`), at a third of its cost."""
+    found = []
+    for chunk in chunks:
+        if chunk[-2:] != b"\n\n" or chunk[:7] != b"data: {" or chunk.find(b"\n") != len(chunk) - 2 or b"\r" in chunk:
+            break
+        found.append(chunk[6:-2])
+    return found
+
+
 class Splitter:
     """Splits a response body into the data of its events (WHATWG HTML, 9.2.6), however the bytes were cut into reads.
 
@@ -15,11 +27,11 @@ class Splitter:
     other fields are passed over; an event without data is none.
     """
 
-    __slots__ = ("_clean", "_data", "_data_size", "_line", "_line_size", "_skip_lf", "_start")
+    __slots__ = ("_data", "_data_size", "_line", "_line_size", "_skip_lf", "_start", "clean")
 
     def __init__(self) -> None:
         self._start: bytes | None = b""  # bytes that may be the beginning of a BOM
-        self._clean = False  # at the border between two events, nothing held
+        self.clean = False  # at the border between two events, nothing held
         self._skip_lf = False  # the last read ended in CR: an LF that follows belongs to it
         self._line: list[bytes] = []
         self._line_size = 0
@@ -29,7 +41,7 @@ class Splitter:
     def feed(self, chunk: bytes) -> list[bytes]:
         """The data of every event that `chunk` completes. Raises ValueError if an event exceeds MAX_EVENT_BYTES."""
         if (
-            self._clean
+            self.clean
             and chunk[-2:] == b"\n\n"
             and chunk[:6] == b"data: "
             and b"\r" not in chunk
@@ -73,7 +85,7 @@ class Splitter:
         rest = lines.pop()
         events = self._take(lines)
         self._hold(rest)
-        self._clean = not rest and not self._data and not self._skip_lf
+        self.clean = not rest and not self._data and not self._skip_lf
         return events
 
     def _take(self, lines: list[bytes]) -> list[bytes]:
@@ -99,6 +111,6 @@ class Splitter:
         if piece:
             self._line.append(piece)
             self._line_size += len(piece)
-            self._clean = False
+            self.clean = False
         if self._line_size + self._data_size > MAX_EVENT_BYTES:
             raise ValueError(f"an event is longer than {MAX_EVENT_BYTES >> 20} MiB")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -12,6 +13,7 @@ from flatout.load.decode import Decoder
 from flatout.load.samples import ARRIVAL_COLUMNS, DTYPES, REQUEST_COLUMNS, Samples
 
 OTHER: Final = "other"
+PIECE_BYTES: Final = 1 << 20
 _FINISH_NAMES: Final = 100  # the column is one byte wide; no server has more
 
 
@@ -90,6 +92,17 @@ class Table:
         self.request_ids.append(request_id)
         if self.texts is not None:
             self.texts.append("".join(decoder.texts or ()))
+
+    def take_arrivals(self) -> Iterator[tuple[str, bytes]]:
+        """The columns of the arrivals in pieces of at most PIECE_BYTES, each column gone from here once it is through;
+        what `pack` gives afterwards lacks them."""
+        for name, attribute in zip(ARRIVAL_COLUMNS, ("t_ns", "running", "id_tokens", "text_len", "kind"), strict=True):
+            column = getattr(self, attribute)
+            setattr(self, attribute, array(column.typecode))
+            step = PIECE_BYTES // column.itemsize
+            for begin in range(0, len(column), step):
+                piece = np.frombuffer(column, dtype=column.typecode)[begin : begin + step]
+                yield name, piece.astype(DTYPES[name], copy=False).tobytes()
 
     def pack(self) -> Packed:
         """Everything so far, requests in the order in which they were sent."""

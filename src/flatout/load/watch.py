@@ -1,4 +1,4 @@
-"""How the load process itself fares: reading lag, late and merged reads, collections, CPU. Kept compactly."""
+"""How the load process itself fares: reading lag, late and merged reads, pauses, collections, CPU. Kept compactly."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from flatout.load.clock import Clock
 from flatout.load.job import SelfCheck
+from flatout.load.pauses import Pauses
 from flatout.load.priority import Priority
 from flatout.load.samples import I64
 
@@ -19,6 +20,8 @@ LATE_LIMIT_NS: Final = 2_000_000
 MERGE_LAG_NS: Final = 100_000
 """A read that is this prompt cannot have kept an earlier event of its stream waiting for long."""
 BIN_NS: Final = 100_000_000
+NOTED_TOGETHER: Final = 16_384
+"""Reads whose lags are taken down at one time: numpy costs as much for a few as for many."""
 _PER_OCTAVE: Final = 16  # lag histogram: 1/16 octave, 4.4 % a bucket
 
 
@@ -31,6 +34,9 @@ class Watch:
         self.merged = 0
         self.unstamped = 0
         self.worst_ns = -1
+        self.pauses = Pauses()
+        self._stamps = array("q")
+        self._lags = array("i")
         self.priority: Priority = "normal"
         self._clock = clock
         self._steps_before = clock.steps
@@ -73,17 +79,21 @@ class Watch:
 
     def note(self, stamps: array[int], lags: array[int]) -> None:
         """Reads with their lags in ns; a lag of -1 is a read without a kernel stamp."""
-        if not stamps:
-            return
-        t_ns = np.array(stamps, dtype=np.int64)
-        lag_ns = np.array(lags, dtype=np.int64)
+        self._stamps += stamps
+        self._lags += lags
+        if len(self._stamps) >= NOTED_TOGETHER:
+            self._take_notes()
+
+    def _take_notes(self) -> None:
+        t_ns = np.array(self._stamps, dtype=np.int64)
+        lag_ns = np.array(self._lags, dtype=np.int64)
+        del self._stamps[:], self._lags[:]
         self.reads += len(t_ns)
         known = lag_ns >= 0
-        if not known.all():
-            self.unstamped += int((~known).sum())
-            t_ns, lag_ns = t_ns[known], lag_ns[known]
-            if not len(t_ns):
-                return
+        self.unstamped += int((~known).sum())
+        t_ns, lag_ns = t_ns[known], lag_ns[known]
+        if not len(t_ns):
+            return
         self.late += int((lag_ns > LATE_LIMIT_NS).sum())
         self.worst_ns = max(self.worst_ns, int(lag_ns.max()))
         buckets = (np.log2(lag_ns + 1) * _PER_OCTAVE).astype(np.int64)
@@ -103,15 +113,22 @@ class Watch:
         """Counts reads that brought more events with content than this request's reads usually do, and that were not
         prompt: events of one read share a stamp, and theirs might have differed. A server that always writes several
         at once is not meant. `arrivals`: stamp of each event; `stamps`, `lags`: of each read."""
-        if len(arrivals) < 2:
+        if len(arrivals) == len(set(arrivals)):
             return
         times, events = np.unique(np.array(arrivals, dtype=np.int64), return_counts=True)
         usual = max(1, int(np.median(events)))
-        many = times[events > usual]
-        if len(many):
-            read_ns = np.array(stamps, dtype=np.int64)
-            lag_ns = np.array(lags, dtype=np.int64)
-            self.merged += int((lag_ns[np.isin(read_ns, many)] > MERGE_LAG_NS).sum())
+        more = events > usual
+        times, extra = times[more], events[more] - usual
+        if not len(times):
+            return
+        read_ns, lag_ns = np.array(stamps, dtype=np.int64), np.array(lags, dtype=np.int64)
+        self.merged += int((lag_ns[np.isin(read_ns, times)] > MERGE_LAG_NS).sum())
+        self.pauses.note_merged(times, extra)
+
+    def note_pause(self, begin_ns: int, end_ns: int) -> None:
+        """The process looked at no socket from one time to the other, PAUSE_NS longer than it meant to."""
+        if self._end_ns is None:
+            self.pauses.add(begin_ns, end_ns)
 
     def _lag_at(self, share: float) -> int | None:
         total = int(self._histogram.sum())
@@ -121,6 +138,7 @@ class Watch:
         return round(2 ** ((bucket + 0.5) / _PER_OCTAVE) - 1)
 
     def report(self) -> SelfCheck:
+        self._take_notes()
         filled = np.nonzero(self._bins >= 0)[0]
         end_ns = self._end_ns or monotonic_ns()
         return SelfCheck(
@@ -141,6 +159,11 @@ class Watch:
             realtime_offset_ns=self._clock.offset_ns,
             realtime_offset_steps=self._clock.steps - self._steps_before,
             priority=self.priority,
+            pauses=self.pauses.count,
+            pauses_total_ns=self.pauses.total_ns,
+            pause_t_ns=tuple(p.begin_ns for p in self.pauses.kept),
+            pause_ns=tuple(p.end_ns - p.begin_ns for p in self.pauses.kept),
+            pause_merged=tuple(p.merged for p in self.pauses.kept),
             lag_t_ns=tuple(self._begin_ns + int(i) * BIN_NS for i in filled),
             lag_max_ns=tuple(int(v) for v in self._bins[filled]),
         )

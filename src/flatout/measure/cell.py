@@ -12,6 +12,7 @@ import numpy.typing as npt
 from flatout.load.job import SelfCheck
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
 from flatout.measure import checks, interval, latency, looping, tokens, trace, trend, window
+from flatout.measure.arrivals import joined
 from flatout.measure.figures import (
     Acceptance,
     BurstFigures,
@@ -23,7 +24,7 @@ from flatout.measure.figures import (
     Rate,
     Series,
 )
-from flatout.measure.percentile import distribution
+from flatout.measure.percentile import distribution, with_intervals
 from flatout.measure.verdict import LEAST_PREFILLS, DecodeFacts, PrefillFacts
 from flatout.target.base import Live
 
@@ -103,7 +104,7 @@ class _Speeds(TypedDict):
 
 
 def _speeds(samples: Samples, table: trace.Trace, t0: int, t1: int) -> _Speeds:
-    parts = latency.parts(samples, table, t0, t1)
+    parts = latency.parts(samples, joined(table), t0, t1)
     ttft, ttft_of = latency.ttft(samples, table, t0, t1)
     answer = latency.first_answer(samples, t0, t1)
     tpot = latency.tpot(parts, t0, t1)
@@ -204,16 +205,31 @@ def prefill_figures(
     rate = interval.between_repeats(rates)
     if rate.value is not None and len(rates) < LEAST_PREFILLS:
         rate = Rate(rate.value, reason=f"{len(rates)} prompts are too few for an interval", n=len(rates))
-    times = [s.ttft_ms for s in usable if s.ttft_ms is not None]
     return PrefillFigures(
         tok_s=rate,
-        ttft_ms=distribution(times, empty="no prompt was answered with a token", what="prompts"),
+        ttft_ms=_cold_ttft([s.ttft_ms for s in usable if s.ttft_ms is not None]),
         samples=tuple(found),
         counted=len(cold),
         warm=sum(1 for s in found if s.tok_s is not None and not s.counted),
         unverified=sum(1 for s in cold if s.cached_tokens is None),
         failed=sum(1 for s in found if s.ttft_ms is None),
     )
+
+
+def _cold_ttft(times_ms: Sequence[float]) -> Distribution:
+    """TTFT of prompts, each alone on the server, with p50's interval as the rate's: Student's, of three or more."""
+    found = distribution(times_ms, empty="no prompt was answered with a token", what="prompts")
+    middle = interval.between_repeats(times_ms)
+    ends: dict[str, tuple[float, float] | str] = {
+        name: order or f"needs {interval.least_independent(q)} prompts, has {found.n}"
+        for name, q in zip(latency.NAMES, latency.QUANTILES, strict=True)
+        for order in [interval.order_interval(times_ms, q)]
+    }
+    if found.n < LEAST_PREFILLS or middle.low is None or middle.high is None:
+        ends["p50"] = f"needs {LEAST_PREFILLS} prompts, has {found.n}"
+    else:
+        ends["p50"] = (middle.low, middle.high)
+    return with_intervals(found, ends)
 
 
 def _prefill_sample(samples: Samples, r: int, first_ns: int, typed: int | None, allowed: int) -> PrefillSample:
@@ -254,7 +270,7 @@ def burst_figures(samples: Samples, *, retokenised: Mapping[int, int] | None = N
     span = t1 > t0 and bool(ran.any())
     t1 = max(t1, t0 + 1)
     found = float(counts.tokens.sum())
-    parts = latency.parts(samples, table, t0, t1 + 1)
+    parts = latency.parts(samples, joined(table), t0, t1 + 1)
     tpot = latency.tpot(parts, t0, t1 + 1)
     gap_ms, gap_open = latency.longest_gap(samples, table, t0, t1 + 1)
     asked, output = _lengths(samples, counts)

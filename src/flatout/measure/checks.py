@@ -1,12 +1,15 @@
-"""Every two counts of the same tokens, held against each other."""
+"""Every two counts of the same tokens, held against each other; the client's watch on itself, cut to the window."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from flatout.load.job import SelfCheck
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.measure import tokens
 from flatout.measure.figures import CountPair
@@ -16,6 +19,36 @@ OVER_ASKED: Final = 3
 """An end token and the like may be billed beyond the limit."""
 STOP_S: Final = 0.3
 """Time within which engines stop a request that was cut; what they generate in it is no disagreement."""
+
+LAG_BIN_NS: Final = 100_000_000
+
+
+def in_window(checks: Sequence[SelfCheck], t0_ns: int, t1_ns: int) -> tuple[SelfCheck, ...]:
+    """The self-checks with the lags and pauses that fall into [t0, t1) ns only, at least in part.
+
+    Pauses that were too many to be listed may all have been in the window, and are taken for it.
+    """
+    return tuple(_cut(check, t0_ns, t1_ns) for check in checks)
+
+
+def _cut(check: SelfCheck, t0_ns: int, t1_ns: int) -> SelfCheck:
+    bins = zip(check.lag_t_ns, check.lag_max_ns, strict=True)
+    lags = [(t, lag) for t, lag in bins if t0_ns - LAG_BIN_NS < t < t1_ns]
+    listed = list(zip(check.pause_t_ns, check.pause_ns, check.pause_merged, strict=True))
+    pauses = [(t, length, merged) for t, length, merged in listed if t < t1_ns and t + length > t0_ns]
+    outside = len(listed) - len(pauses)
+    outside_ns = sum(length for _, length, _ in listed) - sum(length for _, length, _ in pauses)
+    return msgspec.structs.replace(
+        check,
+        lag_t_ns=tuple(t for t, _ in lags),
+        lag_max_ns=tuple(lag for _, lag in lags),
+        pauses=check.pauses - outside,
+        pauses_total_ns=check.pauses_total_ns - outside_ns,
+        pause_t_ns=tuple(t for t, _, _ in pauses),
+        pause_ns=tuple(length for _, length, _ in pauses),
+        pause_merged=tuple(merged for _, _, merged in pauses),
+        watched_s=(t1_ns - t0_ns) / 1e9,
+    )
 
 
 def count_pairs(

@@ -54,7 +54,8 @@ class Distribution:
 
     `n`: samples (requests, or gaps between arrivals). `censored`: of them, those known only as a lower bound because
     the request was cut. `reasons`: for each of p50, p90, p99, max, mean that is None (or a lower bound), why.
-    [p50_low, p50_high]: 95 % interval of p50; None with `reasons["interval"]`.
+    [p50_low, p50_high]: 95 % interval of p50, None with `reasons["interval"]`; of p90 and p99 likewise, with
+    `reasons["p90_interval"]` and `reasons["p99_interval"]`.
     """
 
     n: int = 0
@@ -65,6 +66,10 @@ class Distribution:
     mean: float | None = None
     p50_low: float | None = None
     p50_high: float | None = None
+    p90_low: float | None = None
+    p90_high: float | None = None
+    p99_low: float | None = None
+    p99_high: float | None = None
     censored: int = 0
     reasons: Mapping[str, str] = field(default_factory=dict)
     histogram: Histogram = field(default_factory=Histogram)

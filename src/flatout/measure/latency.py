@@ -5,7 +5,9 @@ Fault M12: a request that the window's end cuts is not dropped but known to have
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
@@ -13,9 +15,18 @@ import numpy.typing as npt
 
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.measure.figures import Distribution, Number, Rate
-from flatout.measure.interval import order_interval, section_interval
-from flatout.measure.percentile import distribution, quantile
+from flatout.measure.interval import (
+    BINS,
+    WANDERED,
+    least_independent,
+    order_interval,
+    quantile_intervals,
+    rarely,
+    section_interval,
+)
+from flatout.measure.percentile import distribution, quantile, with_intervals
 from flatout.measure.trace import Trace
+from flatout.measure.trend import drift, few_switches
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -23,9 +34,21 @@ Mask = npt.NDArray[np.bool_]
 
 LEAST_RESTARTS: Final = 5
 LEAST_TOKENS: Final = 16
+QUANTILES: Final = (0.5, 0.9, 0.99)
+NAMES: Final = ("p50", "p90", "p99")
+_LEAST_TO_JUDGE = 24  # requests in whose order a dependence can be seen: two to each of the fewest batches
+_TOGETHER = "the waits depend on each other, as of requests that were sent together"
+_LEAST_DRIFT = 0.02
+_BIN_GAPS = 2.0  # usual gaps to a bin: an empty bin would hide that its neighbours are alike
 _SECTIONS = 32
 _SECTION_GAPS = 8  # gaps that a section of the window needs for its own median
 _MS = 1e-6
+
+
+End = tuple[float, float] | str
+"""An interval, or why there is none."""
+Ends = dict[str, End]
+"""By the percentile's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +98,9 @@ def first_answer(samples: Samples, t0_ns: int, t1_ns: int) -> Distribution | Non
     inside = told & (samples.first_answer_ns >= t0_ns) & (samples.first_answer_ns < t1_ns)
     values = (samples.first_answer_ns - samples.send_ns)[inside].astype(np.float64) * _MS
     found = distribution(values, empty="no answer began in the window")
-    ends = order_interval(values, 0.5) if len(values) else None
-    return _with_interval(found, ends, f"needs 6 requests, has {found.n}")
+    return with_intervals(
+        found, _over_requests(values, np.zeros(len(values), np.bool_), samples.first_answer_ns[inside])
+    )
 
 
 def _still_waiting(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Mask:
@@ -91,23 +115,46 @@ def _ttft_of(samples: Samples, trace: Trace, came: Mask, waiting: Mask, t1_ns: i
     ends = np.where(samples.end_ns < 0, t1_ns, np.minimum(samples.end_ns, t1_ns))
     values = np.concatenate((trace.first_ns[came] - samples.send_ns[came], (ends - samples.send_ns)[waiting])) * _MS
     cut = np.concatenate((np.zeros(int(came.sum()), dtype=np.bool_), np.ones(int(waiting.sum()), dtype=np.bool_)))
+    when = np.concatenate((trace.first_ns[came], ends[waiting]))
     found = distribution(values, censored=cut, empty="no first token came in the window")
-    return _with_interval(found, _over_requests(values, cut), f"needs 6 requests, has {found.n}")
+    return with_intervals(found, _over_requests(values, cut, when))
 
 
-def _over_requests(values: F64, cut: Mask) -> tuple[float, float] | None:
-    """Interval of the median over requests. The lower end takes cut ones at what they waited, the upper as endless."""
-    low, high = order_interval(values, 0.5), order_interval(np.where(cut, np.inf, values), 0.5)
-    return (low[0], high[1]) if low and high and np.isfinite(high[1]) else None
+def _over_requests(values: F64, cut: Mask, when_ns: I64) -> Ends:
+    """Intervals of percentiles over requests, which came at `when_ns`: with the dependence that shows in their order in
+    time; as if they were independent where they are too few for that."""
+    n = len(values)
+    if n < _LEAST_TO_JUDGE:
+        return {name: _by_order(values, cut, q) for name, q in zip(NAMES, QUANTILES, strict=True)}
+    order = np.empty(n, dtype=np.int64)
+    order[np.argsort(when_ns, kind="stable")] = np.arange(n)
+    count = min(n, BINS)
+
+    def judged(v: F64) -> list[End]:
+        return quantile_intervals(v, np.ones(n), order * count // n, count, QUANTILES, what="requests")
+
+    found = [_TOGETHER if end == WANDERED else end for end in _two_ended(values, cut, judged)]
+    return dict(zip(NAMES, found, strict=True))
 
 
-def _with_interval(found: Distribution, ends: tuple[float, float] | None, reason: str) -> Distribution:
-    if found.p50 is None:
-        return found
-    rest = {k: v for k, v in found.reasons.items() if k != "interval"}
-    if ends is None:
-        return replace(found, reasons={**rest, "interval": reason})
-    return replace(found, p50_low=max(min(ends[0], found.p50), 0.0), p50_high=max(ends[1], found.p50), reasons=rest)
+def _by_order(values: F64, cut: Mask, q: float) -> End:
+    few = f"needs {least_independent(q)} requests, has {len(values)}"
+    return _two_ended(values, cut, lambda v: [order_interval(v, q) or few])[0]
+
+
+def _two_ended(values: F64, cut: Mask, made: Callable[[F64], list[End]]) -> list[End]:
+    """Intervals of values of which some were cut: lower ends take those at what they waited, upper ones as endless."""
+    low = made(values)
+    if not cut.any():
+        return low
+    found: list[End] = []
+    for a, b in zip(low, made(np.where(cut, np.inf, values)), strict=True):
+        if isinstance(a, str) or isinstance(b, str):
+            found.append(a if isinstance(a, str) else b)
+        else:
+            endless = "too many were cut before they showed how long they last"
+            found.append((a[0], b[1]) if np.isfinite(b[1]) else endless)
+    return found
 
 
 def all_ttft(samples: Samples, trace: Trace) -> Distribution:
@@ -166,7 +213,8 @@ def _open_silence(samples: Samples, request: I64, last_ns: I64, t1_ns: int) -> I
 
 
 def itl(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
-    """Token-weighted time between tokens, ms per token; p50 with an interval over 32 sections of the window."""
+    """Token-weighted time between tokens, ms per token, with intervals that allow for gaps which depend on each other
+    (those of one engine step, of one slow moment)."""
     result = distribution(
         found.gap_ms,
         weights=found.gap_tokens,
@@ -181,7 +229,28 @@ def itl(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
         middle = quantile(found.gap_ms[mine], found.gap_tokens[mine], found.gap_cut[mine], 0.5)
         if middle is not None and not middle[1]:
             sections.append(middle[0])
-    return _with_interval(result, section_interval(sections, centre=result.p50), "too few gaps for an interval")
+    unsteady = _unsteady(sections)
+    if unsteady:
+        return with_intervals(result, dict.fromkeys(NAMES, unsteady))
+    usual_ns = float(np.median(found.gap_ms * found.gap_tokens)) / _MS
+    count = int(np.clip((t1_ns - t0_ns) / max(_BIN_GAPS * usual_ns, 1.0), 1, BINS))
+    where = ((found.gap_end_ns - t0_ns) * count // max(t1_ns - t0_ns, 1)).clip(0, count - 1)
+
+    def judged(v: F64) -> list[End]:
+        return quantile_intervals(v, found.gap_tokens, where, count, QUANTILES, what="gaps")
+
+    return with_intervals(result, dict(zip(NAMES, _two_ended(found.gap_ms, found.gap_cut, judged), strict=True)))
+
+
+def _unsteady(sections: Sequence[float]) -> str | None:
+    """Why the window cannot tell the long run's percentiles: it drifted, or changed rarely between two levels."""
+    switches = few_switches(sections)
+    if switches is not None:
+        return rarely(switches)
+    change = drift(np.asarray(sections), least_change=_LEAST_DRIFT)
+    if change is not None and change.detected:
+        return f"the speed drifted (the time between tokens changed by {change.change:+.1%} over the window)"
+    return None
 
 
 def _sections(found: Parts, t0_ns: int, t1_ns: int) -> list[Mask]:
@@ -191,8 +260,9 @@ def _sections(found: Parts, t0_ns: int, t1_ns: int) -> list[Mask]:
 
 
 def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
-    """TPOT over requests (one value each), ms. The interval of p50 is the wider of that over requests and that over 16
-    sections of the window: requests that run together share the server's good and bad moments."""
+    """TPOT over requests (one value each), ms. Requests that run together share the server's good and bad moments: the
+    interval of p50 is the wider of that over requests and that over 32 sections of the window, and those of p90 and
+    p99, over requests, take the sections' share in squares."""
     result = distribution(
         found.tpot_ms, censored=found.cut, empty=f"no request had {LEAST_TOKENS} tokens in the window"
     )
@@ -204,11 +274,21 @@ def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
         time = np.bincount(found.gap_part[mine], found.gap_ms[mine] * found.gap_tokens[mine], parts_count)
         tokens = np.bincount(found.gap_part[mine], found.gap_tokens[mine], parts_count)
         sections.append(float(np.median(time[tokens > 0] / tokens[tokens > 0])))
-    found_ends = [
-        e for e in (section_interval(sections, centre=result.p50), _over_requests(found.tpot_ms, found.cut)) if e
-    ]
-    ends = (min(e[0] for e in found_ends), max(e[1] for e in found_ends)) if found_ends else None
-    return _with_interval(result, ends, f"too few tokens for sections, and {result.n} requests are fewer than 6")
+    pace = _unsteady(sections) or section_interval(sections, centre=result.p50) or "too few tokens for an interval"
+    if isinstance(pace, str):
+        return with_intervals(result, dict.fromkeys(NAMES, pace))
+    below, above = (result.p50 - pace[0]) / result.p50, (pace[1] - result.p50) / result.p50
+    ends: Ends = {}
+    for name, q in zip(NAMES, QUANTILES, strict=True):
+        own, value = _by_order(found.tpot_ms, found.cut, q), getattr(result, name)
+        if name == "p50":
+            ends[name] = pace if isinstance(own, str) else (min(pace[0], own[0]), max(pace[1], own[1]))
+        elif isinstance(own, str) or value is None:
+            ends[name] = own
+        else:
+            low, high = 1.0 - own[0] / value, own[1] / value - 1.0
+            ends[name] = (value * (1.0 - math.hypot(low, below)), value * (1.0 + math.hypot(high, above)))
+    return with_intervals(result, ends)
 
 
 def request_rate(times: Distribution) -> Rate:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -59,7 +60,7 @@ def distribution(
     empty: str = "no sample",
     what: str = "requests",
 ) -> Distribution:
-    """Percentiles, mean, maximum and histogram of `values` (n,), weighted, without an interval (see `with_interval`).
+    """Percentiles, mean, maximum and histogram of `values` (n,), weighted, without intervals (see `with_intervals`).
 
     `censored` (n,): values that are only lower bounds. `empty`: the reason where there are none; `what`: the samples'
     name.
@@ -97,6 +98,25 @@ def distribution(
         reasons=reasons,
         histogram=histogram(data[~cut], weight[~cut]),
     )
+
+
+def with_intervals(found: Distribution, ends: Mapping[str, tuple[float, float] | str]) -> Distribution:
+    """The distribution with 95 % intervals of the percentiles that it has, by name (`p50`), each with the reason where
+    there is none. An interval is widened to hold its percentile, and never reaches below 0."""
+    reasons = {name: text for name, text in found.reasons.items() if not name.endswith("interval")}
+    limits: dict[str, tuple[float, float] | tuple[None, None]] = {}
+    for name, value in (("p50", found.p50), ("p90", found.p90), ("p99", found.p99)):
+        made = ends.get(name, "not computed")
+        limits[name] = None, None
+        if value is not None and isinstance(made, str):
+            reasons["interval" if name == "p50" else f"{name}_interval"] = made
+        elif value is not None and not isinstance(made, str):
+            limits[name] = max(min(made[0], value), 0.0), max(made[1], value)
+    (p50_low, p50_high), (p90_low, p90_high), (p99_low, p99_high) = limits["p50"], limits["p90"], limits["p99"]
+    return replace(
+        found, reasons=reasons, p50_low=p50_low, p50_high=p50_high, p90_low=p90_low, p90_high=p90_high,
+        p99_low=p99_low, p99_high=p99_high,
+    )  # fmt: skip
 
 
 def _percentile(

@@ -18,6 +18,9 @@ DRIFT_LEVEL: Final = 0.002
 MODES_APART: Final = 0.1
 """Least distance of two levels, relative to the mean."""
 
+LEAST_SWITCHES: Final = 12
+"""Changes between two levels that tell how long each lasts."""
+
 _BATCHES = 32
 _MODES_SEPARATION = 6.0  # distance of two levels in standard deviations within them; a uniform spread has 3.5
 _LEAST_IN_MODE = 0.08
@@ -93,6 +96,17 @@ def modes(values: Sequence[float] | F64, *, least: int = 2, least_run: int = 1) 
     if min(_longest_run(is_low), _longest_run(~is_low)) < least_run:
         return None
     return Modes(float(low[best]), float(high[best]), float(k[best]) / n)
+
+
+def few_switches(values: Sequence[float] | F64, *, least_run: int = 1) -> int | None:
+    """How often a series (bins or sections of the window, in order) changed between two levels; None where it has one
+    level, or changed so often that the window shows how much time each takes. `least_run`: see `modes`."""
+    series = batches(np.asarray(values, dtype=np.float64))
+    found = modes(series, least=3, least_run=least_run)
+    if found is None:
+        return None
+    switches = int(np.count_nonzero(np.diff(series < (found.low + found.high) / 2.0)))
+    return switches if switches < LEAST_SWITCHES else None
 
 
 def _longest_run(mask: npt.NDArray[np.bool_]) -> int:

@@ -19,6 +19,7 @@ BLOCKED = 4  # the socket was full: the bytes went later, see event_flushed_ns
 HIDDEN = 8  # billed reasoning that is not streamed
 
 NEVER = -1  # in a stamp: it did not happen
+TOGETHER_NS = 500_000
 
 
 @dataclass(slots=True)
@@ -215,10 +216,35 @@ class Truth:
             keep &= ends < t1_ns
         return gaps[keep], tokens[keep]
 
+    def arrivals(self) -> tuple[Ints, Ints, Ints]:
+        """Request, time and tokens of what was sent, ordered by request, then time; a request's events within 0.5 ms
+        after the first of them are one arrival, at the time of the last: no reader can tell them apart. All shape A."""
+        sent = np.flatnonzero(self._sent())
+        order = sent[np.lexsort((self.event_ns[sent], self.event_request[sent]))]
+        owner, at = self.event_request[order], self.event_ns[order]
+        starts = np.ones(len(order), dtype=bool)
+        begun, last = 0, -1
+        for i, (request, t) in enumerate(zip(owner.tolist(), at.tolist(), strict=True)):
+            if request == last and t - begun <= TOGETHER_NS:
+                starts[i] = False
+            else:
+                begun, last = t, request
+        first = np.flatnonzero(starts)
+        if not len(first):
+            return owner.astype(np.int64), at, at
+        tokens = np.add.reduceat(self.event_tokens[order].astype(np.int64), first)
+        return owner[first].astype(np.int64), at[np.append(first[1:], len(at)) - 1], tokens
+
     def itl_ms(self, t0_ns: int | None = None, t1_ns: int | None = None) -> NDArray[np.float64]:
-        """Time between tokens, token-weighted: a gap g that brought k tokens stands k times as g/k."""
-        gaps, tokens = self.gaps_ns(t0_ns, t1_ns)
-        return np.repeat(gaps / tokens / 1e6, tokens)
+        """Time between tokens, token-weighted: an arrival with k tokens after a gap g stands k times as g/k. With t0
+        and t1 only gaps that end in [t0, t1)."""
+        owner, at, tokens = self.arrivals()
+        keep = np.diff(owner) == 0
+        if t0_ns is not None:
+            keep &= at[1:] >= t0_ns
+        if t1_ns is not None:
+            keep &= at[1:] < t1_ns
+        return np.repeat(np.diff(at)[keep] / tokens[1:][keep] / 1e6, tokens[1:][keep])
 
     def late_ns(self) -> dict[str, float]:
         """How far behind its schedule the rig itself was: p50, p99, max over all events; empty where none was sent."""

@@ -16,6 +16,7 @@ from flatout.load.process import Outcome
 from flatout.load.samples import FAILED, Samples
 from flatout.measure import cell as measure
 from flatout.measure import figures as fig
+from flatout.measure.checks import in_window
 from flatout.measure.verdict import OWN_FILL, DecodeFacts, Verdict, decode_verdict, prefill_verdict
 from flatout.plan import PlannedCell
 from flatout.run.answers import error_of
@@ -45,7 +46,8 @@ def distribution(made: fig.Distribution, whose: str | None = None) -> rec.Distri
         histogram = rec.Histogram(edges=list(made.histogram.edges), counts=list(made.histogram.weights))
     return rec.Distribution(
         p50=made.p50, p90=made.p90, p99=made.p99, max=made.max, mean=made.mean, n=made.n, censored=made.censored,
-        p50_low=made.p50_low, p50_high=made.p50_high, whose=whose, reasons=dict(made.reasons), histogram=histogram,
+        p50_low=made.p50_low, p50_high=made.p50_high, p90_low=made.p90_low, p90_high=made.p90_high,
+        p99_low=made.p99_low, p99_high=made.p99_high, whose=whose, reasons=dict(made.reasons), histogram=histogram,
     )  # fmt: skip
 
 
@@ -85,6 +87,10 @@ def self_check(checks: Sequence[SelfCheck]) -> rec.SelfCheck | None:
         gc_longest_ms=max(c.gc_longest_ns for c in checks) / 1e6,
         clock_steps=sum(c.realtime_offset_steps for c in checks),
         priority="real-time" if all(c.priority == "real-time" for c in checks) else "normal",
+        pauses=sum(c.pauses for c in checks),
+        pauses_total_ms=sum(c.pauses_total_ns for c in checks) / 1e6,
+        pause_longest_ms=worst([ns for c in checks for ns in c.pause_ns]),
+        pause_merged_events=sum(sum(c.pause_merged) for c in checks),
     )
 
 
@@ -182,7 +188,8 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
     """Fills a decode cell from one go at it; a later go overwrites all of it."""
     outcome, window = measured.outcome, measured.window
     cell.window, cell.decode, cell.tokens, cell.error = window, None, None, None
-    cell.self_check = self_check(outcome.checks)
+    checks = outcome.checks if window is None else in_window(outcome.checks, window.open_ns, window.close_ns)
+    cell.self_check = self_check(checks)
     error = outcome.error or _fatal(measured, outcome)
     if window is None:
         _settle_without_window(session, cell, measured, error)
@@ -211,7 +218,7 @@ def settle_decode(session: Session, planned: PlannedCell, cell: rec.Cell, measur
         cache_wanted="warm",
         expected_cached_tokens=_expected_cached(session, row),
         exact_length_asked=session.options.ignore_eos,
-        self_checks=outcome.checks,
+        self_checks=checks,
         throttle_reasons=harmful(machine),
         error=error,
     )

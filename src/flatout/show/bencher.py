@@ -41,7 +41,8 @@ def _measures(cell: Cell) -> dict[str, Metric]:
         d = cell.decode
         made = {
             "total-tok-s": _of_rate(d.total_tok_s), "per-request-tok-s": _median(d.per_request_tok_s),
-            "ttft-ms": _median(d.ttft_ms), "itl-ms": _median(d.itl_ms), "itl-p99-ms": _metric(d.itl_ms.p99),
+            "ttft-ms": _median(d.ttft_ms), "itl-ms": _median(d.itl_ms),
+            "itl-p99-ms": _metric(d.itl_ms.p99, d.itl_ms.p99_low, d.itl_ms.p99_high),
         }  # fmt: skip
     elif cell.burst is not None:
         b = cell.burst

@@ -197,7 +197,7 @@ def _draw(
         for i, p in enumerate(points)
     ]  # fmt: skip
     encode = _encoding(alt, points, names, x, y, ends if log_y else None)
-    base = alt.Chart(alt.Data(values=rows)).encode(**encode)
+    base = alt.Chart(alt.NamedData("points")).encode(**encode)
     layers: list[Any] = [base.mark_line(strokeWidth=1.8, opacity=0.9).encode(order=alt.Order("i:Q"))]
     if any(p.low is not None for p in points):
         bars = base.transform_filter("isValid(datum.low)").mark_rule(strokeWidth=1.2, opacity=0.7)
@@ -208,9 +208,13 @@ def _draw(
     hollow = base.mark_point(size=44, filled=True, opacity=1, stroke=None, strokeWidth=1.4)
     hollow = hollow.encode(shape=shape, fill=alt.value(PAPER), stroke=encode["color"])
     layers.append(hollow.transform_filter("!datum.sound"))
+    # rows by name: Altair copies what stands in a chart at every step, and checks it a dozen times
+    held: dict[str, list[dict[str, Any]]] = {"points": rows}
     if named:
-        layers.append(_names(alt, points, encode, ends, log_y, before=x not in LEVELS))
-    made = {**alt.layer(*layers).properties(width=size[0], height=size[1]).to_dict(), "config": _look()}
+        label, held["names"] = _names(alt, points, encode, ends, log_y, before=x not in LEVELS)
+        layers.append(label)
+    drawn = alt.layer(*layers).properties(width=size[0], height=size[1]).to_dict(validate=False)
+    made = {**drawn, "datasets": held, "config": _look()}
     # the specification has no address to load from, and none is allowed
     svg = vl_convert.vegalite_to_svg(made, allowed_base_urls=[])
     told = f"{title}: {y} against {x}, {len(points)} points in {len({p.series for p in points})} lines"
@@ -254,8 +258,8 @@ def _names(
     log_y: bool,
     *,
     before: bool,
-) -> Any:
-    """The series' names at their last points, moved apart where they would cover each other; `before`: on the
+) -> tuple[Any, list[dict[str, Any]]]:
+    """The chart's layer and its rows: the series' names at their last points, moved apart where they would cover each other; `before`: on the
     left of them, where their lines come from the right."""
     last: dict[str, Point] = {}
     for point in points:
@@ -268,11 +272,11 @@ def _names(
         if near:
             y = max(y, max(near) + span * 0.06)
         rows.append({"x": point.x, "at": y, "y": math.exp(y) if log_y else y, "t": clean(series, 12)})
-    data = alt.Data(values=[{k: row[k] for k in ("x", "y", "t")} for row in rows])
-    label = alt.Chart(data).mark_text(
+    label = alt.Chart(alt.NamedData("names")).mark_text(
         align="right" if before else "left", dx=-8 if before else 8, fontSize=11, color=INK
     )
-    return label.encode(x=encode["x"], y=encode["y"], text="t:N")
+    told = [{k: row[k] for k in ("x", "y", "t")} for row in rows]
+    return label.encode(x=encode["x"], y=encode["y"], text="t:N"), told
 
 
 def _look() -> dict[str, Any]:

@@ -79,6 +79,15 @@ def _spread_part(name: str, spread: str, part: str, kind: Literal["text", "int",
     return Column(name, kind, lambda _, cell: getattr(_spread(cell, spread), part, None))
 
 
+def _percentile(name: str, part: str) -> tuple[Column, Column, Column]:
+    """A percentile and the ends of its 95 % interval."""
+    return (
+        _spread_part(f"{name}_{part}", name, part),
+        _spread_part(f"{name}_{part}_low", name, f"{part}_low"),
+        _spread_part(f"{name}_{part}_high", name, f"{part}_high"),
+    )
+
+
 def _decode(name: str, kind: Literal["text", "int", "float", "bool"], of: Callable[[DecodeFigures], Value]) -> Column:
     return Column(name, kind, lambda _, cell: of(cell.decode) if cell.decode is not None else None)
 
@@ -128,21 +137,21 @@ COLUMNS: Final[tuple[Column, ...]] = (
     _rate_part("total_high_tok_s", "high"),
     _rate_part("interval", "interval", "text"),
     _rate_part("interval_n", "n", "int"),
-    _spread_part("per_request_tok_s_p50", "per_request_tok_s", "p50"),
-    _spread_part("ttft_ms_p50", "ttft_ms", "p50"),
-    _spread_part("ttft_ms_p90", "ttft_ms", "p90"),
-    _spread_part("ttft_ms_p99", "ttft_ms", "p99"),
+    *_percentile("per_request_tok_s", "p50"),
+    *_percentile("ttft_ms", "p50"),
+    *_percentile("ttft_ms", "p90"),
+    *_percentile("ttft_ms", "p99"),
     _spread_part("ttft_ms_max", "ttft_ms", "max"),
     _spread_part("ttft_n", "ttft_ms", "n", "int"),
     _spread_part("ttft_whose", "ttft_ms", "whose", "text"),
     _decode("cold_ttft_ms", "float", lambda d: d.cold_ttft_ms),
     _spread_part("ttft_answer_ms_p50", "ttft_answer_ms", "p50"),
-    _spread_part("tpot_ms_p50", "tpot_ms", "p50"),
-    _spread_part("tpot_ms_p90", "tpot_ms", "p90"),
-    _spread_part("tpot_ms_p99", "tpot_ms", "p99"),
-    _spread_part("itl_ms_p50", "itl_ms", "p50"),
-    _spread_part("itl_ms_p90", "itl_ms", "p90"),
-    _spread_part("itl_ms_p99", "itl_ms", "p99"),
+    *_percentile("tpot_ms", "p50"),
+    *_percentile("tpot_ms", "p90"),
+    *_percentile("tpot_ms", "p99"),
+    *_percentile("itl_ms", "p50"),
+    *_percentile("itl_ms", "p90"),
+    *_percentile("itl_ms", "p99"),
     _either("longest_gap_ms", "float", "longest_gap_ms"),
     _decode("longest_gap_open", "bool", lambda d: None if d.longest_gap_ms is None else d.longest_gap_open),
     _decode("connect_ms", "float", lambda d: d.connect_ms),

@@ -20,6 +20,7 @@ KEPT_CHARS: Final = 4_000
 """Characters of a server's own words that are kept until they can be redacted; only then are they cut to be shown: half
 a key at a cut would no longer be recognised. See `flatout.target.words.tidy`."""
 
+_COUNTS: Final = 2**31
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
@@ -72,15 +73,15 @@ def _put(content: dict[str, Any], path: list[str], value: object) -> None:
     content[path[-1]] = value
 
 
-class _PromptDetails(msgspec.Struct):
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _CompletionDetails(msgspec.Struct):
+class _CompletionDetails(msgspec.Struct, gc=False):
     reasoning_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     reasoning_tokens: int | None = None
@@ -88,21 +89,21 @@ class _Usage(msgspec.Struct):
     completion_tokens_details: _CompletionDetails | None = None
 
 
-class _Timings(msgspec.Struct):
+class _Timings(msgspec.Struct, gc=False):
     predicted_n: int | None = None
     cache_n: int | None = None
 
 
-class _Function(msgspec.Struct):
+class _Function(msgspec.Struct, gc=False):
     name: str | None = None
     arguments: str | None = None
 
 
-class _ToolCall(msgspec.Struct):
+class _ToolCall(msgspec.Struct, gc=False):
     function: _Function | None = None
 
 
-class _Delta(msgspec.Struct):
+class _Delta(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
@@ -111,7 +112,7 @@ class _Delta(msgspec.Struct):
     function_call: _Function | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int | None = 0
     text: str | None = None
     delta: _Delta | None = None
@@ -119,7 +120,7 @@ class _Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: _Usage | None = None
     timings: _Timings | None = None
@@ -178,6 +179,86 @@ def read_event(data: bytes) -> Event:
     elif event.usage is not None and event.usage.completion is not None:
         event.running = event.usage.completion
     return event
+
+
+class Usual(msgspec.Struct):
+    """Events in a row of the kind that nearly all are: one choice with text, and a count of tokens or none.
+
+    `texts` (all reasoning, or none), `running`, `ids`: of each event, as in `Event`. `prompt`, `cached`,
+    `reasoning_tokens`: the last that was told, -1 if none was.
+    """
+
+    texts: list[str]
+    running: list[int]
+    ids: list[int]
+    reasoning: bool = False
+    prompt: int = -1
+    cached: int = -1
+    reasoning_tokens: int = -1
+
+
+def read_usual(events: list[bytes]) -> Usual:
+    """What `read_event` finds in each, at a third of its cost, up to the first event that is not of the usual kind.
+
+    That one, be it no JSON at all, is to be read by `read_event`.
+    """
+    found = Usual([], [], [])
+    texts = found.texts
+    try:
+        for data in events:
+            raw = _decode(data)
+            choices = raw.choices
+            if not choices or len(choices) > 1 or raw.error or raw.object == "error":
+                break
+            choice = choices[0]
+            text, thought, delta, ids = choice.text, None, choice.delta, choice.token_ids
+            if delta is not None:
+                if delta.refusal or delta.tool_calls or delta.function_call:
+                    break
+                text, thought = (text or "") + (delta.content or ""), delta.reasoning_content or delta.reasoning
+            if thought if text else not thought:  # both, or none
+                break
+            if choice.finish_reason or choice.index or (texts and found.reasoning != bool(thought)):
+                break
+            told = _usual_counts(raw, found)
+            if told is None:
+                break
+            found.reasoning = bool(thought)
+            found.running.append(told)
+            found.ids.append(-1 if ids is None else len(ids))
+            texts.append(text or thought or "")
+    except (ValueError, RecursionError):
+        pass
+    return found
+
+
+def _usual_counts(raw: _Event, found: Usual) -> int | None:
+    """The completion tokens so far in an event, -1 if untold; None where its counts are not of the usual kind."""
+    usage, timings = raw.usage, raw.timings
+    if usage is not None:
+        count, prompt, details, thought = (
+            usage.completion_tokens, usage.prompt_tokens, usage.prompt_tokens_details, usage.reasoning_tokens
+        )  # fmt: skip
+        cached = None if details is None else details.cached_tokens
+        if count is None or prompt is None or timings is not None or usage.completion_tokens_details is not None:
+            return None
+        if not (0 <= count < _COUNTS and 0 <= prompt < _COUNTS):
+            return None
+        if (cached is not None and not 0 <= cached < _COUNTS) or (thought is not None and not 0 <= thought < _COUNTS):
+            return None
+        found.prompt = prompt
+        if cached is not None:
+            found.cached = cached
+        if thought is not None:
+            found.reasoning_tokens = thought
+        return count
+    if timings is not None:
+        count, cached = timings.predicted_n, timings.cache_n
+        if count is None or cached is None or not (0 <= count < _COUNTS and 0 <= cached < _COUNTS):
+            return None
+        found.cached = cached
+        return count
+    return -1
 
 
 def _take_choice(event: Event, choice: _Choice) -> None:

@@ -29,7 +29,7 @@ class Limit:
 @dataclass(frozen=True, slots=True)
 class Shown:
     """A record as the page shows it. `anchors`: each shown cell's fragment by `id(cell)`; `left_out`: cells that the
-    page does not show."""
+    page does not show; `files`: the page holds its files for download."""
 
     record: Record
     cells: Sequence[Cell]
@@ -37,12 +37,13 @@ class Shown:
     letters: Mapping[str, str]
     limits: Mapping[str, Limit] = field(default_factory=dict)
     left_out: int = 0
+    files: bool = True
 
     def anchor(self, cell: Cell) -> str:
         return self.anchors[id(cell)]
 
 
-def choose(record: Record, limits: Mapping[str, Limit] | None) -> Shown:
+def choose(record: Record, limits: Mapping[str, Limit] | None, *, files: bool = True) -> Shown:
     """Cells in the order of the phases, with unique fragments (`d/131072/2`)."""
     ordered = [cell for phase in about.PHASES for cell in record.cells if cell.phase == phase]
     cells = ordered[:MOST_CELLS]
@@ -54,7 +55,7 @@ def choose(record: Record, limits: Mapping[str, Limit] | None) -> Shown:
             wanted = f"{wanted}~{number}"
         seen.add(wanted)
         anchors[id(cell)] = wanted
-    return Shown(record, cells, anchors, about.letters(record), limits or {}, len(ordered) - len(cells))
+    return Shown(record, cells, anchors, about.letters(record), limits or {}, len(ordered) - len(cells), files)
 
 
 PAGE_IDS: Final = frozenset(

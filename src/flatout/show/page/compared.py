@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib import resources
 from typing import Final
 
@@ -23,20 +24,37 @@ MOST_PAIRS: Final = 12
 _TERMS: Final = frozenset({"TTFT", "Prefill tok/s", "Total tok/s", "Per request tok/s", "Time between tokens (ITL)"})
 
 
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """The comparison's parts, for a larger page that holds them: the sheet's text, and everything that is shown."""
+
+    style: str
+    body: Html
+
+
+def fragment(comparison: Comparison) -> Fragment:
+    """What `render` shows, without a document around it. It needs no script."""
+    return Fragment(_style(), _main(comparison, _shown(comparison), ()))
+
+
 def render(comparison: Comparison, outcomes: Sequence[Outcome] = ()) -> str:
     """One self-contained HTML file for a comparison. `outcomes`: what `--fail-if` found, to stand above the numbers.
 
     Raises nothing for any comparison that `compare` yields; of many sides the first are shown, and it says so.
     """
-    chosen = comparison.pairs[:MOST_PAIRS]
-    level = 2 if len(chosen) == 1 else 3
-    shown = [facing(pair, number, level=level) for number, pair in enumerate(chosen, 1)]
+    shown = _shown(comparison)
     style = _style()
     main = tag("main", _main(comparison, shown, outcomes), id="main")
     skip = tag("a", "To the numbers", href=f"#{shown[0].letter}", class_="skip")
     body = tag("body", skip, main, tag("footer", _footer(comparison)))
     document = tag("html", _head(comparison, style), body, lang="en")
     return f"<!doctype html>\n{document}\n"
+
+
+def _shown(comparison: Comparison) -> list[Facing]:
+    chosen = comparison.pairs[:MOST_PAIRS]
+    level = 2 if len(chosen) == 1 else 3
+    return [facing(pair, number, level=level) for number, pair in enumerate(chosen, 1)]
 
 
 def _main(comparison: Comparison, shown: Sequence[Facing], outcomes: Sequence[Outcome]) -> Html:

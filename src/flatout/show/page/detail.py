@@ -181,7 +181,7 @@ def _percentiles(rows: Sequence[tuple[str, Distribution, str]]) -> Html:
 
         def one(value: float | None, which: str, found: Distribution = found, is_rate: bool = is_rate) -> Html:
             text = values.rate(value) if is_rate else values.ms(value, fine=True, unit=False)
-            return tag("td", values.shown(text, values.why(found.reasons, which)))
+            return tag("td", values.shown(text, values.why(found.reasons, which)), _half(found, which))
 
         cut = f", {values.count(found.censored)} cut" if found.censored else ""
         whose = tag("span", clean(found.whose, 80), class_="whose") if found.whose else None
@@ -201,6 +201,18 @@ def _percentiles(rows: Sequence[tuple[str, Distribution, str]]) -> Html:
         _missing([found for _, found, _ in rows]),
         class_="wide", tabindex="0", role="region", aria_label="Percentiles",
     )  # fmt: skip
+
+
+def _half(found: Distribution, which: str) -> Html | None:
+    """The interval of p90 or p99, small beside it; why there is none stands below the table."""
+    if which not in ("p90", "p99"):
+        return None
+    low, high = values.drawable(getattr(found, f"{which}_low")), values.drawable(getattr(found, f"{which}_high"))
+    text = numbers.interval(values.drawable(getattr(found, which)), low, high)
+    if text == numbers.NONE:
+        return None
+    ends = f"{values.ms(low, fine=True, unit=False)} to {values.ms(high, fine=True)}"
+    return tag("span", f" {text}", class_="soft", title=ends)
 
 
 def _missing(found: Sequence[Distribution]) -> Html | None:

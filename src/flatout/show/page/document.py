@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
@@ -16,6 +17,34 @@ from flatout.show.page.html import Html, join, raw, tag
 from flatout.show.safe import clean
 
 
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """The page's parts, for a larger page that holds them: sheet and script as text, `head` with the title and the
+    first numbers, `rest` with everything beneath it. The script wants an element `#said` to speak through."""
+
+    style: str
+    script: str
+    head: Html
+    rest: Html
+
+    @property
+    def body(self) -> Html:
+        return join(self.head, self.rest)
+
+
+def fragment(
+    record: Record,
+    *,
+    samples_dir: Path | None = None,
+    limits: Mapping[str, Limit] | None = None,
+    files: bool = False,
+) -> Fragment:
+    """What `render` shows, without a document around it. `files`: the page holds its CSV, JSON and record itself."""
+    shown = choose(record, limits, files=files)
+    top, sections, panels = _parts(shown, samples_dir)
+    return Fragment(_asset("page.css"), _asset("page.js"), top, join(sections, panels))
+
+
 def render(record: Record, *, samples_dir: Path | None = None, limits: Mapping[str, Limit] | None = None) -> str:
     """One self-contained HTML file for a record, which it does not change.
 
@@ -23,14 +52,13 @@ def render(record: Record, *, samples_dir: Path | None = None, limits: Mapping[s
     file is missing or broken, those charts are left out. `limits`: by cell id, for the share of the hardware's limit.
     Raises nothing for any record that `record.parse` takes.
     """
-    shown = choose(record, limits)
     style, script = _asset("page.css"), _asset("page.js")
-    main = tag("main", _sections(shown), id="main")
+    top, sections, panels = _parts(choose(record, limits), samples_dir)
     body = tag(
         "body",
         tag("a", "To the measurements", href="#all", class_="skip"),
-        main,
-        tag("div", detail.panels(shown, samples_dir), class_="panels"),
+        tag("main", top, sections, id="main"),
+        panels,
         tag("footer", _footer(record)),
         tag("div", "", id="said", role="status", class_="vh"),
         _inline("script", script),
@@ -39,9 +67,9 @@ def render(record: Record, *, samples_dir: Path | None = None, limits: Mapping[s
     return f"<!doctype html>\n{document}\n"
 
 
-def _sections(shown: Shown) -> Html:
+def _parts(shown: Shown, samples_dir: Path | None) -> tuple[Html, Html, Html]:
+    """The header, the sections beneath it with the links to them, and the cells' panels."""
     parts = [
-        (None, None, head.head(shown)),
         (None, None, facts.sections(shown.record)),
         ("prefill", "Prefill", prefill.section(shown, scaling.prefill(shown))),
         ("decode", "Sustained decode", decode.section(shown)),
@@ -51,8 +79,8 @@ def _sections(shown: Shown) -> Html:
         ("legend", "Legend", ending.section(shown)),
     ]
     links = [(anchor, word) for anchor, word, made in parts if anchor and word and made is not None]
-    bodies = [made for _, _, made in parts]
-    return join(bodies[0], head.navigation(links), bodies[1:])
+    sections = join(head.navigation(links), [made for _, _, made in parts])
+    return head.head(shown), sections, tag("div", detail.panels(shown, samples_dir), class_="panels")
 
 
 def _footer(record: Record) -> Html:

@@ -30,7 +30,7 @@ def section(shown: Shown) -> Html:
         tag("p", "Every planned cell. Latencies are medians where nothing else is said; total tok/s is output over all "
             "simultaneous requests, for prefill the prompt. TTFT of decode is measured with the context in the prefix "
             "cache, so it mostly leaves prefill out. Why a figure is missing stands on its dash.", class_="cap"),
-        _files(shown),
+        _files(shown) if shown.files else None,
         tag("div", _table(shown, shows), class_="wide edge", tabindex="0", role="region",
             aria_label="All measurements"),
         _missing(shown),
