@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from benchmarks import seed_page, seed_truth
 from benchmarks.seed_truth import Fill, Held, Part
@@ -19,8 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.plan import Limits, plan
+from flatout.record import Warmup
 from flatout.rig import RigConfig
 from flatout.rig.config import profile_from_seed
+from flatout.run.warmup import GO_S
 from flatout.suite import SUITES, K, Suite
 
 SCALE = 0.1
@@ -143,6 +146,28 @@ def test_a_reading_that_is_off_is_told(drained: Part) -> None:
     lines, good = seed_page.summary([bad], ("tok_s",))
     assert not good and "d/8192/8" in lines[1]
     assert "OFF LOG" in seed_page.table([bad], [])
+
+
+def test_the_unscaled_time_is_told(drained: Part) -> None:
+    """Five windows of 30 s, and what is sent before them: some minutes, as the rig worked for a tenth of them."""
+    seconds = seed_truth.unscaled_s(drained)
+    assert 5 * 30 < seconds < seed_truth.LONGEST_S
+    told, short = seed_page.duration_line(drained)
+    assert short and f"{seconds / 60:.1f} min" in told and "TOO LONG" not in told
+    told, short = seed_page.duration_line(replace(drained, took_s=drained.took_s + seed_truth.LONGEST_S))
+    assert not short and "TOO LONG" in told
+
+
+def test_only_the_servers_time_is_stretched(drained: Part) -> None:
+    """4 s of work in a run of 10 s at a tenth: 6 s of the client's own, and 40 s."""
+    level = {"level_ns": [0, 3 * 10**9, 5 * 10**9, 6 * 10**9], "level_running": [2, 0, 0, 0]}
+    columns = {name: np.array(values) for name, values in (level | {"level_waiting": [1, 0, 1, 0]}).items()}
+    part = replace(drained, took_s=10.0, scale=0.1, truth=replace(drained.truth, taken_ns=9 * 10**9, **columns))
+    assert seed_truth.unscaled_s(part) == pytest.approx(46.0)
+    assert seed_truth.unscaled_s(replace(part, scale=1.0)) == pytest.approx(10.0)
+    warmups = [Warmup(what="w", speeds=[1.0, 1.0], unit="events/s", repeats=True)]
+    warmed = replace(part, record=part.record.model_copy(update={"warmups": warmups}))
+    assert seed_truth.unscaled_s(warmed) == pytest.approx(46.0 - 2 * GO_S * 9)
 
 
 def test_what_the_machine_disturbed_proves_nothing(drained: Part, capsys: pytest.CaptureFixture[str]) -> None:
