@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.load.samples import ANSWER, CUT, OK, Samples
-from flatout.measure import interval, latency, tokens, trace, trend, window
+from flatout.measure import interval, latency, pauses, tokens, trace, trend, window
 from flatout.measure.figures import Distribution
 from flatout.measure.percentile import quantile
 
@@ -351,9 +351,9 @@ def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Sco
         table = trace.build(found, tokens.count(found))
         bins = window.pace_bins(table, found, t0, t1, interval.BINS)
         value = window.tokens_between(table, t0, t1) / seconds
-        pauses = window.pause_deviation(table, found, t0, t1)
+        paused = pauses.pause_share(table, found, t0, t1)
         bin_s = seconds / interval.BINS
-        rates.append(interval.rate_interval(bins, bin_s=bin_s, value=value, relative_deviation=pauses))
+        rates.append(interval.rate_interval(bins, bin_s=bin_s, value=value, paused=paused))
         parts = latency.parts(found, table, t0, t1)
         itl.add(parts.gap_ms, parts.gap_tokens, latency.itl(parts, t0, t1), kind.told(parts.gap_ms))
     truth = kind.rate_tok_s or float(np.mean([r.value for r in rates if r.value is not None]))
@@ -394,7 +394,7 @@ def adaptive_window(kind: Kind, rng: Rng, traces: int, looks_s: list[float], tar
             bins,
             bin_s=end / interval.BINS,
             value=window.tokens_between(table, base, t1) / end,
-            relative_deviation=window.pause_deviation(table, found, base, t1),
+            paused=pauses.pause_share(table, found, base, t1),
             looks=len(looks_s),
         )
         score.add(result.low, result.high, kind.rate_tok_s or float("nan"))

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
-from flatout.measure import trace, window
+from flatout.measure import pauses, trace, window
+from flatout.measure.interval import rate_interval
 from flatout.measure.tokens import count
 from flatout.target.base import Live
 from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
@@ -156,35 +157,59 @@ def paused(
         (6.0, 4, 600, 0.0),  # half a cycle: most windows hold no pause
     ],
 )
-def test_pause_deviation_is_that_of_many_windows(window_s: float, streams: int, output: int, varied: float) -> None:
-    """Brute force: the decoding time of 150 windows that open anywhere in the pattern, and what each says of it."""
+def test_what_the_pauses_did_to_a_window_is_known(window_s: float, streams: int, output: int, varied: float) -> None:
+    """Brute force: 150 windows that open anywhere in the pattern; each tells how far it is off the long run."""
     rng = np.random.default_rng(5)
-    decoding, told = [], []
+    left, spread, held = [], [], 0
+    mean_answer_s = (output - 1 if not varied else np.mean([round(output * (1 + varied * u)) for u in
+                                                            np.linspace(-1, 1, 2001)]) - 1) * 0.02  # fmt: skip
+    pause_s = 0.5 - 0.02
+    truth = streams * (1 - pause_s / (mean_answer_s + 0.02 + pause_s))
     for _ in range(150):
         found, t0, t1 = paused(rng, window_s, streams, 500, output, varied, 3)
         table = table_of(found)
-        begin, end = window._decoding(table, found, t1)
-        decoding.append(window.overlap_mean(begin.astype(np.int64), end.astype(np.int64), t0, t1))
-        told.append(window.pause_deviation(table, found, t0, t1))
-    spread = float(np.std(decoding) / np.mean(decoding))
-    assert np.mean(told) == pytest.approx(spread, rel=0.2, abs=0.002)
-    assert min(told) > 0.6 * spread - 0.002
+        begin, end = window.decoding_spans(table, found, t1)
+        decoding = window.overlap_mean(begin.astype(np.int64), end.astype(np.int64), t0, t1)
+        made = pauses.pause_share(table, found, t0, t1)
+        off = decoding / (1 + made.excess) / truth - 1
+        spread.append(decoding / truth - 1)
+        left.append(off)
+        held += abs(off) <= 1.96 * made.deviation + 1e-3
+    assert held >= 0.93 * 150
+    assert np.std(left) < max(0.7 * np.std(spread), 2e-3), "most of what chance did is taken out"
 
 
 def test_a_window_without_a_pause_does_not_say_that_there_is_none() -> None:
-    """One stream of 3,000 tokens of 20 ms (a minute), a TTFT of 1.02 s, ten seconds of it: a sixth of the windows like
-    this hold a pause of 1 s, the others none."""
+    """One stream of 3,000 tokens of 20 ms (a minute), a TTFT of 1.02 s, ten seconds of it: the long run has a pause of
+    1 s in each 61, this window has none."""
     found = samples([stream_of(list(range(102 * 10 * MS, 60 * S, 20 * MS)), asked=3000, outcome=CUT, end_ns=60 * S)])
-    relative = window.pause_deviation(table_of(found), found, 20 * S, 30 * S)
-    share = 10 / 61
-    assert relative == pytest.approx(np.sqrt(share * (1 - share)) / 10, rel=0.15)
+    made = pauses.pause_share(table_of(found), found, 20 * S, 30 * S)
+    assert made.excess == pytest.approx(1 / 60, rel=0.02) and made.deviation == pytest.approx(0.5 / 60, rel=0.05)
+    rate = rate_interval(np.full(256, 10.0), bin_s=0.1, paused=made)
+    assert rate.low is not None and rate.low < 100 * 60 / 61 and rate.high is not None and rate.high >= 100.0
+
+
+def test_requests_that_wait_for_a_place_are_no_pause() -> None:
+    """Eight streams on a server that runs four: every place is filled again at once."""
+    requests, free, asked = [], [0, 0, 0, 0], dict.fromkeys(range(8), 0)
+    for number in range(80):
+        stream = min(asked, key=lambda i: (asked[i], i))
+        place = free.index(min(free))
+        begin = max(free[place], asked[stream]) + 30 * MS
+        times = [begin + i * 10 * MS for i in range(100 if number > 3 else 25 * (number + 1))]
+        requests.append(stream_of(times, send_ns=asked[stream], stream=stream, round=number // 8, asked=100))
+        free[place] = asked[stream] = times[-1]
+    found = samples(requests)
+    for t0 in range(3 * S, 8 * S, S // 2):
+        made = pauses.pause_share(table_of(found), found, t0, t0 + 5 * S)
+        assert abs(made.excess) < 0.02 and made.deviation < 0.01
 
 
 def test_without_pauses_there_is_no_deviation() -> None:
     at_once = samples([stream_of(list(range(0, 10 * S, 10 * MS)))])
-    assert window.pause_deviation(table_of(at_once), at_once, S, 9 * S) == 0.0
+    assert pauses.pause_share(table_of(at_once), at_once, S, 9 * S) == pauses.PauseShare()
     in_one = samples([stream_of([i * 100 * MS], per_event=64, round=i) for i in range(100)])
-    assert window.pause_deviation(table_of(in_one), in_one, S, 9 * S) == 0.0
+    assert pauses.pause_share(table_of(in_one), in_one, S, 9 * S) == pauses.PauseShare()
 
 
 def test_completed_needs_a_finish_reason_inside_the_window() -> None:

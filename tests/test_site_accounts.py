@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sqlalchemy import select
+from sqlalchemy import Connection, select
 
 from flatout.site import accounts, schema
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, NotFound, Refused, TooMany
 from flatout.site.throttle import FAILED_PER_MINUTE, Throttle, network
-from tests.site_client import settings
+from tests.site_client import opened, settings
+from tests.site_database import database_url  # noqa: F401
 
 
 @pytest.fixture
@@ -110,6 +113,31 @@ def test_a_name_is_taken_once_though_many_ask_at_once(base: Database) -> None:
     for thread in threads:
         thread.join(timeout=30)
     assert sorted(outcomes) == ["made"] + ["taken"] * 5
+
+
+def test_who_is_second_to_a_name_gets_no_token_for_it(
+    database_url: str,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The form for a new account, whose look at the names came just before another one was committed."""
+    site = opened(tmp_path, database_url=database_url, registration="open")
+    site.token("ann")
+    looked, asked = accounts._account, []
+
+    def late(conn: Connection, name: str) -> Any:
+        asked.append(name)
+        return None if len(asked) == 1 else looked(conn, name)
+
+    monkeypatch.setattr(accounts, "_account", late)
+    page = site.http.get("/account/new", headers={"Accept": "text/html"}).text
+    word = re.search(r'name="csrf" value="([^"]+)"', page)
+    assert word is not None and not asked
+    made = site.http.post("/account/new", data={"csrf": word[1], "name": "ann"}, headers={"Accept": "text/html"})
+    assert made.status_code == 422 and "taken" in made.text and not re.search(r"flatout_[\w-]{43}", made.text)
+    with site.site.database.read() as conn:
+        assert len(accounts.all_tokens(conn)) == 1
+    site.close()
 
 
 def test_an_account_has_a_bounded_number_of_working_tokens(base: Database) -> None:

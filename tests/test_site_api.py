@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import sqlite3
 import threading
 import time
 import zipfile
@@ -15,12 +16,14 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import select
+from sqlalchemy.exc import OperationalError
 
-from flatout.site import schema
-from flatout.site.errors import Unavailable
+from flatout.load.samples import Samples
+from flatout.site import reasons, schema
+from flatout.site.errors import Refused, Unavailable
 from flatout.site.store import Store
 from tests import records
-from tests.site_client import BASE, Opened, body, content, opened, problem
+from tests.site_client import BASE, Opened, body, content, opened, problem, settings
 from tests.site_database import database_url  # noqa: F401
 
 
@@ -72,7 +75,8 @@ def test_publish_read_compare_rank_withdraw(site: Opened) -> None:
     )
     assert gone.json() == {"id": run, "state": "withdrawn", "reason": "a fan was broken", "successor": second}
     told = problem(site.http.get(f"/api/v1/runs/{run}"), 410)
-    assert told["state"] == "withdrawn" and told["successor"] == second and "a fan was broken" in told["detail"]
+    assert told["state"] == "withdrawn" and told["successor"] == second
+    assert "a fan was broken. The run" in told["detail"] and told["reason"] == "a fan was broken"
     problem(site.http.get(f"/api/v1/runs/{run}/record"), 410)
     problem(site.http.get("/api/v1/compare", params={"r": [run, second]}), 410)
     assert site.http.get("/api/v1/boards/single:8192").json()["standings"][0]["runs"] == 1
@@ -161,6 +165,29 @@ def test_a_moderated_site_shows_a_run_when_it_is_approved(database_url: str, tmp
     site.close()
 
 
+def test_on_a_moderated_site_the_old_run_stays_until_the_new_one_is_approved(
+    database_url: str,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    site = opened(tmp_path, database_url=database_url, moderation="queue")
+    ann, mod = site.token("ann"), site.token("mod", ["moderate"])
+    old = site.publish(body(1), ann).json()["id"]
+    site.http.post(f"/api/v1/runs/{old}/approve", headers=mod)
+    new = site.publish(body(2), ann, replaces=old).json()["id"]
+    assert site.http.get(f"/api/v1/runs/{old}").json()["state"] == "public"
+    assert site.http.get(f"/api/v1/runs/{old}").json()["replaced_by"] is None  # nobody is told of what waits
+    assert site.http.get(f"/api/v1/runs/{new}", headers=ann).json()["replaces"] == old
+    waiting = site.http.get("/api/v1/moderation/queue", headers=mod).json()["runs"]
+    assert [(w["id"], w["replaces"]) for w in waiting] == [(new, old)]
+    assert new in problem(site.publish(body(3), ann, replaces=old), 409)["detail"]
+    site.http.post(f"/api/v1/runs/{new}/approve", headers=mod)
+    told = problem(site.http.get(f"/api/v1/runs/{old}"), 410)
+    assert (
+        told["successor"] == new and told["reason"] and site.http.get(f"/api/v1/runs/{new}").json()["replaces"] is None
+    )
+    site.close()
+
+
 def test_deleting_my_data_leaves_tombstones(site: Opened) -> None:
     ann, bob = site.token("ann"), site.token("bob")
     run = site.publish(body(1), ann).json()["id"]
@@ -240,6 +267,31 @@ def test_samples_come_along(quick: Opened) -> None:
     problem(quick.http.get(f"/api/v1/runs/{run}/samples"), 404)
 
 
+def test_samples_go_in_and_come_out(quick: Opened) -> None:
+    ann, name = quick.token(), "samples/d-8192-1.npz"
+    told = content()
+    told["cells"][1]["samples"] = name
+    sent = json.dumps(told).encode()
+    npz = Samples.empty().to_bytes()
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(name, npz)
+    files = {"record": ("r", sent, "application/json"), "samples": ("s", packed.getvalue(), "application/zip")}
+    made = quick.http.post("/api/v1/runs", files=files, headers=ann)
+    assert made.status_code == 201, made.text
+    run = made.json()["id"]
+    assert quick.http.get(f"/api/v1/runs/{run}").json()["samples"] is True
+    page = quick.http.get(f"/r/{run}", headers={"Accept": "text/html"})
+    assert f'href="/r/{run}/samples.zip"' in page.text
+    for path in (f"/api/v1/runs/{run}/samples", f"/r/{run}/samples.zip"):
+        got = quick.http.get(path)
+        assert got.headers["content-type"] == "application/zip"
+        with zipfile.ZipFile(BytesIO(got.content)) as archive:
+            assert archive.namelist() == [name] and archive.read(name) == npz
+        again = quick.http.get(path, headers={"If-None-Match": got.headers["etag"]})
+        assert again.status_code == 304 and not again.content
+
+
 def test_no_database_is_a_503_in_words(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     ann = quick.token()
 
@@ -249,6 +301,57 @@ def test_no_database_is_a_503_in_words(quick: Opened, monkeypatch: pytest.Monkey
     monkeypatch.setattr(Store, "publish", gone)
     answer = quick.publish(body(), ann)
     assert "database" in problem(answer, 503)["detail"] and int(answer.headers["retry-after"]) > 0
+
+
+def test_the_log_tells_the_operator_why_and_nobody_else(
+    quick: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The driver's reason, once a minute, without a password, an address that has one, or what was sent."""
+    said = 'connection to "postgresql://site:geheim@db/x" failed: too many clients\nDETAIL: Key (note)=(mine) is there'
+    now = [100.0]
+
+    def gone(*_: object, **__: object) -> None:
+        try:
+            raise OperationalError("INSERT INTO runs VALUES (%s)", ("mine",), sqlite3.OperationalError(said))
+        except OperationalError as error:
+            raise Unavailable("the site's database cannot be used at the moment") from error
+
+    monkeypatch.setattr(Store, "publish", gone)
+    monkeypatch.setattr(quick.app.state.reasons, "_now", lambda: now[0])
+    ann = quick.token()
+    for _ in range(3):
+        assert "clients" not in problem(quick.publish(body(), ann), 503)["detail"]
+    now[0] += 61
+    problem(quick.publish(body(), ann), 503)
+    lines = [r.getMessage() for r in caplog.records if "not available" in r.getMessage()]
+    assert len(lines) == 2 and all("OperationalError: connection to" in line for line in lines), lines
+    assert "too many clients" in lines[0] and "2 more of these before" in lines[1]
+    assert not any(word in line for line in lines for word in ("geheim", "mine", "INSERT", "DETAIL"))
+
+
+@pytest.mark.parametrize(
+    ("error", "wanted"),
+    [
+        (
+            OSError(28, "No space left on device", "/srv/site"),
+            "OSError: [Errno 28] No space left on device: '/srv/site'",
+        ),
+        (ValueError("what was sent"), "ValueError"),
+        (Refused("note", "a secret stands here"), "note: a secret stands here"),
+    ],
+)
+def test_reasons_in_the_log_of_the_site_itself(error: Exception, wanted: str) -> None:
+    assert reasons.told(error) == wanted
+
+
+def test_a_reason_holds_no_password_that_the_settings_have(tmp_path: Path) -> None:
+    given = settings(
+        tmp_path, database_url="postgresql://site:p%40ss-wort1@db/x", files_url="s3://key:sEcr3tKey99@bucket/x"
+    )
+    error = Unavailable("the files cannot be read")
+    error.__cause__ = RuntimeError("403 for p@ss-wort1, sEcr3tKey99 and " + given.secret)
+    told = reasons.told(error, reasons.secrets_of(given))
+    assert "RuntimeError: 403 for" in told and not any(w in told for w in ("ss-wort1", "sEcr3tKey99", given.secret))
 
 
 def test_a_full_disk_is_a_503_in_words(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

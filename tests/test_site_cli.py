@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -10,12 +11,14 @@ import stat
 import subprocess
 import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from flatout.load.samples import Samples
 from flatout.record import Record, dump
 from tests import records
 from tests.fake_site import Reply
@@ -111,6 +114,23 @@ def test_the_server_looks_again_and_names_the_place(
     assert answer.status_code == 422 and answer.json()["place"] == "note" and SECRET not in answer.text
 
 
+def test_samples_go_along_and_come_back(site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path) -> None:
+    page = records.seed_page()
+    first = page.cells[0].model_copy(update={"samples": "samples/first.npz"})
+    record = written(tmp_path, "sampled", cells=[first, *page.cells[1:]])
+    (record / "samples").mkdir()
+    data = Samples.empty().to_bytes()
+    (record / "samples" / "first.npz").write_bytes(data)
+    (record / "samples" / "other.npz").write_bytes(b"named by no cell")
+    done = publish(env, site, token, record, "--samples")
+    assert done.returncode == 0 and "1 files of samples" in done.stderr, done.stderr
+    link = done.stdout.strip()
+    assert "samples.zip" in httpx.get(link, timeout=30).text
+    got = httpx.get(f"{link}/samples.zip", timeout=30)
+    with zipfile.ZipFile(io.BytesIO(got.content)) as archive:
+        assert archive.namelist() == ["samples/first.npz"] and archive.read("samples/first.npz") == data
+
+
 def test_corrected_runs_point_to_their_successor(
     site: SiteProcess, env: dict[str, str], token: Path, tmp_path: Path
 ) -> None:
@@ -130,6 +150,7 @@ def test_a_wrong_token_sends_nothing(site: SiteProcess, env: dict[str, str], tmp
     record = written(tmp_path, "wrong")
     done = publish(env, site, wrong, record)
     assert done.returncode == 1 and "does not know this token" in done.stderr and done.stdout == ""
+    assert "not known here" not in done.stderr  # one of the two is enough
     listed = httpx.get(f"{site.url}/api/v1/runs", timeout=30).json()["runs"]
     assert "wrong" not in {run["record_id"] for run in listed}
 

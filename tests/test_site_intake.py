@@ -110,6 +110,9 @@ LEAKS = [
     ("hardware.facts.serial.value", "GPU-5f0c1a2b-1111-2222-3333-444455556666"),
     ("model.served_as.value", "/Users/marie/models/x.gguf"),
     ("warnings.0", "cannot reach fe80::1ff:fe23:4567:890a%eth0"),
+    ("engine.version.value", "192.168.17.4"),
+    ("engine.build.value", "built on 172.20.0.3"),
+    ("model.revision.value", "169.254.7.9"),
     ("plan.options.extra_body.api_key", KEY),
     ("plan.options.extra_body.password", 12345678),
     ("protocol.sampling.headers", [{"name": "x-api-key", "value": "abcdef0123456789"}]),
@@ -127,6 +130,18 @@ def plant(content: dict[str, Any], place: str, value: Any) -> None:
     for part in path:
         at = at[int(part)] if isinstance(at, list) else at.setdefault(part, {})
     at[int(last) if isinstance(at, list) else last] = value
+
+
+@pytest.mark.parametrize(
+    "version",
+    ["570.133.20.1", "12.8.93.0", "10.0.1.6", "9.1.0.70", "0.5.6.1", "31.0.101.5186", "192.168.1.2.3", "v1.2.3.4",
+     "192.168.300.4", "2024.192.168.1", "1.192.168.1.1"],
+)  # fmt: skip
+def test_a_true_version_is_no_address(version: str) -> None:
+    content = site_records.content(1)
+    for name in ("version", "build"):
+        content["engine"][name] = {"value": version, "source": "engine", "reason": None}
+    assert rescan.leaks(content) == []
 
 
 @pytest.mark.parametrize(("place", "value"), LEAKS)

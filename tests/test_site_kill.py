@@ -28,6 +28,7 @@ from tests.site_checks import nothing_half
 from tests.site_database import database, new_url  # noqa: F401
 
 ROUNDS = 30
+AT_HAND = 12
 PUBLISHERS = 4
 SAME = 8
 _TIMEOUT_S = 120
@@ -92,7 +93,11 @@ def _publish_forever(url: str, folder: Path, begin: int, out: int) -> None:
     store = _open(url, folder)
     before: str | None = None
     for number in range(begin, begin + 10_000):
-        taken = site_records.taken(store.settings, number, gpu=f"GPU {number % 3}")
+        if (number - begin) % AT_HAND == 0:  # made beforehand, so that the end comes while one is published
+            ready = {
+                n: site_records.taken(store.settings, n, gpu=f"GPU {n % 3}") for n in range(number, number + AT_HAND)
+            }
+        taken = ready[number]
         os.write(out, f"begun {taken.public_id}\n".encode())
         replaces = before if number % 4 == 1 else None
         made = store.publish(taken, account_id=None, who="x", samples=b"z" * 5000 + b"%d" % number, replaces=replaces)

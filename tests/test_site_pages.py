@@ -9,10 +9,11 @@ import io
 import json
 import re
 import threading
+import time
 import xml.etree.ElementTree as ET
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,9 @@ from markupsafe import Markup
 from flatout.flags import Status
 from flatout.show import page as report_page
 from flatout.site import boards
-from flatout.site.drawer import Drawer, unpacked
-from flatout.site.errors import Forbidden, Unavailable
-from flatout.site.pages import answers, badge, csrf, templating, traces, whiskers, workshop
+from flatout.site.drawer import Busy, Drawer, unpacked
+from flatout.site.errors import Forbidden, NotFound, Unavailable
+from flatout.site.pages import ahead, answers, badge, csrf, templating, traces, whiskers, workshop
 from flatout.site.pages.rendered import Rendered
 from flatout.site.shifts import Dated, shifts
 from tests import page_records, records, site_records
@@ -50,8 +51,9 @@ def site(tmp_path: Path) -> Iterator[Opened]:
     made.close()
 
 
-def published(site: Opened, number: int = 0, who: str = "ann", **more: Any) -> str:
-    made = site.publish(site_records.body(number, **more), site.token(who))
+def published(site: Opened, number: int = 0, who: str = "ann", replaces: str | None = None, **more: Any) -> str:
+    query = {"replaces": replaces} if replaces is not None else {}
+    made = site.publish(site_records.body(number, **more), site.token(who), **query)
     assert made.status_code == 201, made.text
     return str(made.json()["id"])
 
@@ -268,7 +270,8 @@ def test_a_withdrawn_run_leaves_a_stone_with_reason_and_successor(site: Opened) 
     assert (made.status_code, made.headers["location"]) == (303, f"/r/{old}")
     stone = get(site, f"/r/{old}")
     assert stone.status_code == 410 and "wrong flags" in text(stone) and f'href="/r/{new}"' in stone.text
-    assert "This run was withdrawn" in text(stone) and re.search(r"\d{4}-\d\d-\d\d", text(stone))
+    assert "on 2" not in text(stone) and text(stone).count("This run was withdrawn") == 1  # each thing is told once
+    assert re.search(r"\d{4}-\d\d-\d\d", text(stone))
     assert old not in get(site, "/").text and site.http.get(f"/r/{old}/record.json").status_code == 410
     assert site.http.get(f"/r/{old}/badge.svg").status_code == 410
 
@@ -298,6 +301,16 @@ def test_a_queued_run_is_seen_by_owner_and_moderators(tmp_path: Path) -> None:
     assert made.headers["location"] == f"/r/{run}?said=approved"
     site.http.cookies.clear()
     assert get(site, f"/r/{run}").status_code == 200 and run in get(site, "/").text
+    sign_in(site, "ann")
+    new = published(site, 11, replaces=run)
+    words = f"takes the place of /r/{run} , which stays public until then"
+    assert words in text(get(site, f"/r/{new}"))
+    sign_in(site, "mod", ("publish", "moderate"))
+    assert words in text(get(site, "/moderate")) and get(site, f"/r/{run}").status_code == 200
+    send(site, f"/moderate/{new}/approve", "/moderate")
+    site.http.cookies.clear()
+    stone = get(site, f"/r/{run}")
+    assert stone.status_code == 410 and f'href="/r/{new}"' in stone.text
     site.close()
 
 
@@ -392,15 +405,36 @@ def test_my_data_is_deleted_with_what_was_drawn_of_it(site: Opened, tmp_path: Pa
     assert get(site, f"/r/{kept}").status_code == 200
 
 
-def test_what_the_api_deletes_is_not_kept_either(site: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(workshop, "TIDY_S", 0.0)
-    headers = site.token("ann")
+@pytest.mark.parametrize("how", ["delete", "withdraw", "hide", "replace"])
+def test_what_is_not_public_any_more_is_not_kept_either(site: Opened, tmp_path: Path, how: str) -> None:
+    """At once, whichever way it goes, and though a comparison in memory was made of it."""
+    headers = site.token("ann", ("publish", "moderate"))
     run = site.publish(site_records.body(15), headers).json()["id"]
     kept = published(site, 16, who="bert")
-    get(site, f"/r/{run}")
-    assert site.http.delete("/api/v1/me", params={"confirm": "ann"}, headers=headers).status_code == 204
-    get(site, f"/r/{kept}")
-    assert [site.site.store.row(kept).content_hash in p.name for p in (tmp_path / "rendered").iterdir()] == [True]
+    for path in (f"/r/{run}", f"/r/{run}/page.html", f"/r/{run}/card.png", f"/r/{kept}", f"/compare?r={run}&r={kept}"):
+        assert get(site, path).status_code == 200
+    mine = site.site.store.row(run).content_hash
+    assert len([path for path in (tmp_path / "rendered").iterdir() if mine in path.name]) == 3
+    api = f"/api/v1/runs/{run}"
+    if how == "delete":
+        done = site.http.delete("/api/v1/me", params={"confirm": "ann"}, headers=headers)
+    elif how == "replace":
+        done = site.publish(site_records.body(17), headers, replaces=run)
+    else:
+        done = site.http.post(f"{api}/{how}", json={"reason": "a fan was broken"}, headers=headers)
+    assert done.status_code < 300
+    there = [path.name for path in (tmp_path / "rendered").iterdir()]
+    assert len(there) == 1 and site.site.store.row(kept).content_hash in there[0]
+    assert mine not in str(site.app.state.rendered._held) and "comparison" not in str(site.app.state.rendered._held)
+
+
+def test_a_hidden_run_is_drawn_for_moderators_and_not_kept(site: Opened, tmp_path: Path) -> None:
+    run = published(site, 18)
+    sign_in(site, "mod", ("moderate",))
+    site.site.store.hide(run, who="mod", reason="r")
+    told = text(get(site, f"/r/{run}"))
+    assert "This run is hidden" in told and "One request alone" in told
+    assert not (tmp_path / "rendered").exists() and not site.app.state.rendered.hashes()
 
 
 # --- forms from elsewhere -----------------------------------------------------------------------------------------
@@ -489,6 +523,8 @@ def test_boards_rank_and_say_how(site: Opened) -> None:
     order = re.findall(r'<a href="/r/(\w{12})"', made.text)
     assert order == [near, fast, slow] and told.count("shared by 2") == 2
     assert "Decode speed of one request alone" in told and "Not ranked" in told and "±0.4 %" in told
+    assert "place is one more than the number of rows shown to be faster" in told
+    assert "number of rows with a larger number" in text(get(site, "/boards/users:8192:10"))
     assert made.text.count('class="whisk"') == 3
     only = get(site, "/boards/single:8192?m=a-slow")
     assert re.findall(r'<a href="/r/(\w{12})"', only.text) == [slow]
@@ -522,6 +558,7 @@ def test_subjects_and_histories(site: Opened) -> None:
 def test_errors_are_pages_with_words(site: Opened) -> None:
     missing = get(site, "/r/aaaaaaaaaaaa")
     assert missing.status_code == 404 and "Not found" in text(missing) and "All runs" in text(missing)
+    assert "There is no run 'aaaaaaaaaaaa' here." in text(missing)
     assert get(site, "/nothing/at/all").status_code == 404
     assert site.http.get("/r/aaaaaaaaaaaa/record.json", headers={"Accept": "application/json"}).json()["status"] == 404
     assert get(site, "/static/none.css").status_code == 404 and get(site, "/static/../secret").status_code == 404
@@ -619,6 +656,89 @@ def test_a_thing_is_drawn_once_and_found_again(tmp_path: Path) -> None:
     assert kept.hashes() == {of}
     kept.forget([of])
     assert not list((tmp_path / "r").iterdir()) and kept.get("run", of, make) == b"drawn" and len(made) == 2
+
+
+def test_what_is_forgotten_while_it_is_drawn_is_not_kept(tmp_path: Path) -> None:
+    kept, of = Rendered(tmp_path / "r"), "ef" * 32
+
+    def make() -> bytes:
+        kept.forget([of])
+        return b"drawn"
+
+    assert kept.get("run", of, make) == b"drawn" and not kept.hashes()
+    assert kept.get("run", of, lambda: b"drawn") == b"drawn" and kept.hashes() == {of}
+
+
+# --- drawn before anybody asks ------------------------------------------------------------------------------------
+
+
+def until(true: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+    end = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < end, f"waited {within_s:.0f} s for {what}"
+        time.sleep(0.02)
+
+
+def test_a_run_is_drawn_before_its_first_visitor_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = opened(tmp_path, moderation="queue")
+    old = published(site, 19)
+    site.site.store.approve(old, who="mod")
+    store = site.site.store
+    with site.http:
+        hashes = {store.row(old).content_hash}
+        until(lambda: site.app.state.rendered.hashes() >= hashes, "the newest to be drawn as the site starts")
+        run = published(site, 20)
+        hashes.add(store.row(run).content_hash)
+        until(lambda: site.app.state.rendered.hashes() >= hashes, "what was published to be drawn")
+        store.approve(run, who="mod")
+
+        def never(*_: object) -> None:
+            raise AssertionError("it was drawn again")
+
+        monkeypatch.setattr(workshop.DRAWER, "draw", never)
+        for one in (old, run):
+            assert get(site, f"/r/{one}").status_code == 200
+    assert not site.app.state.ahead._thread.is_alive()
+
+
+def test_who_waits_for_a_drawing_goes_first() -> None:
+    drawer = Drawer()
+    drawer._lock.acquire()
+    with pytest.raises(Busy):
+        drawer.draw_ahead("run")
+    drawer._waiting = 1  # somebody is about to have it
+    drawer._lock.release()
+    with pytest.raises(Busy):
+        drawer.draw_ahead("run")
+    assert drawer.busy and drawer._process is None
+
+
+def test_the_newest_is_drawn_first_and_what_is_too_much_is_left() -> None:
+    drawn: list[str] = []
+    busy = threading.Event()
+    busy.set()
+
+    def draw(public_id: str) -> None:
+        if busy.is_set():
+            raise Busy
+        drawn.append(public_id)
+        if public_id == "r150":
+            raise NotFound("gone in the meantime")
+        if public_id == "r149":
+            raise ValueError
+
+    mine = ahead.Ahead(draw)
+    for number in range(200):
+        mine.add(f"r{number}")
+    mine.start(lambda: ["a", "b"])
+    time.sleep(0.3)
+    assert not drawn
+    busy.clear()
+    until(lambda: len(drawn) >= ahead.MOST_WAITING, "all to be drawn")
+    mine.add("last")
+    until(lambda: drawn[-1] == "last", "the last")
+    mine.stop()
+    assert drawn[:-1] == [f"r{number}" for number in range(199, 99, -1)]
 
 
 def test_a_full_disk_costs_time_only(tmp_path: Path) -> None:

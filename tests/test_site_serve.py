@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
@@ -164,6 +164,8 @@ def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 @hypothesis_settings(max_examples=200, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(KEYS)), st.text(max_size=12) | st.integers() | st.booleans(), max_size=4))
+@example({"debug": 0})
+@example({"public": 1})
 def test_any_value_is_taken_or_refused_in_words(typed: dict[str, Any]) -> None:
     try:
         got = gathered(typed, {})
@@ -394,6 +396,11 @@ def test_results_are_picked_up_and_new_ones_too(tmp_path: Path, env: dict[str, s
             time.sleep(0.5)
         assert {run["record_id"] for run in found} == {"one", "two", "four"}
         assert {run["publisher"] for run in found} == {None}
+
+
+def test_before_anything_was_measured_it_says_what_will_come(tmp_path: Path, env: dict[str, str]) -> None:
+    with SiteProcess(env, "--data", tmp_path / "data", "--port", 0, cwd=tmp_path) as site:
+        assert "nothing yet; runs that end there come by themselves" in site.wait_for("picks up")
 
 
 def test_a_site_for_the_network_picks_nothing_up_unasked(tmp_path: Path, env: dict[str, str]) -> None:

@@ -19,10 +19,13 @@ import sqlalchemy as sa
 
 from flatout.record import parse
 from flatout.site import database as database_module
+from flatout.site.accounts import add_account, list_tokens, revoke
+from flatout.site.accounts import add_token as make_token
 from flatout.site.blobs import RECORDS, Blobs
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, SiteError, Unavailable
 from flatout.site.intake import Taken, take
+from flatout.site.rows import Moved
 from flatout.site.schema import accounts, deeds, points, runs, tokens
 from flatout.site.store import DELETED, HIDDEN, PUBLIC, QUEUED, WITHDRAWN, Store, now_us
 from tests import site_records
@@ -543,3 +546,121 @@ def test_the_cache_of_records_is_bounded(quick: Store, monkeypatch: pytest.Monke
         assert quick.record(run) == parse(quick.content(run))
         assert quick._records_bytes == sum(size for _, size in quick._records.values()) <= 40_000
     assert count(quick, points) == 6 * 12
+
+
+# --- waiting to take a place ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def queue(database: Database, tmp_path: Path) -> Store:  # noqa: F811
+    return site_records.store(database, tmp_path, moderation="queue")
+
+
+def shown(store: Store, number: int, owner: int, **more: Any) -> str:
+    """A run that a moderator has let through."""
+    made = store.publish(one(store, number), account_id=owner, who="ann", **more)
+    assert made.state == QUEUED
+    store.approve(made.public_id, who="mod")
+    return made.public_id
+
+
+def states(store: Store, *public_ids: str) -> list[str]:
+    return [store.row(public_id).state for public_id in public_ids]
+
+
+def test_what_waits_takes_its_place_when_it_is_public(queue: Store) -> None:
+    ann = account(queue, "ann")
+    old = shown(queue, 1, ann)
+    new = queue.publish(one(queue, 2), account_id=ann, who="ann", replaces=old).public_id
+    assert states(queue, old, new) == [PUBLIC, QUEUED] and queue.successor(queue.row(old)) is None
+    assert queue.replaces(queue.row(new)) == old and nothing_half(queue) == 2
+    queue.approve(new, who="mod")
+    assert states(queue, old, new) == [WITHDRAWN, PUBLIC] and queue.successor(queue.row(old)) == new
+    assert queue.replaces(queue.row(new)) is None and nothing_half(queue) == 2
+    assert doings(queue)[-2:] == [("mod", "approved", None), ("mod", "withdrawn", queue.row(old).state_reason)]
+
+
+@pytest.mark.parametrize("end", ["hide", "withdraw"])
+def test_what_never_becomes_public_leaves_the_old_as_it_is(queue: Store, end: str) -> None:
+    ann = account(queue, "ann")
+    old = shown(queue, 1, ann)
+    new = queue.publish(one(queue, 2), account_id=ann, who="ann", replaces=old).public_id
+    if end == "hide":
+        queue.hide(new, who="mod", reason="another machine than named")
+    else:
+        queue.withdraw(new, who="ann", account_id=ann, reason="wrong")
+    assert states(queue, old) == [PUBLIC] and queue.successor(queue.row(old)) is None and nothing_half(queue) == 2
+    third = shown(queue, 3, ann, replaces=old)
+    assert states(queue, old, third) == [WITHDRAWN, PUBLIC] and queue.successor(queue.row(old)) == third
+    if end == "hide":  # shown again: its place is taken, and it takes no other
+        assert queue.replaces(queue.row(new)) is None
+        queue.approve(new, who="mod")
+        assert states(queue, old, new, third) == [WITHDRAWN, PUBLIC, PUBLIC] and nothing_half(queue) == 3
+
+
+def test_one_waits_for_a_place_and_passes_it_on(queue: Store) -> None:
+    ann = account(queue, "ann")
+    old = shown(queue, 1, ann)
+    second = queue.publish(one(queue, 2), account_id=ann, who="ann", replaces=old).public_id
+    with pytest.raises(Conflict, match=second):
+        queue.publish(one(queue, 3), account_id=ann, who="ann", replaces=old)
+    third = queue.publish(one(queue, 3), account_id=ann, who="ann", replaces=second).public_id
+    assert states(queue, old, second, third) == [PUBLIC, WITHDRAWN, QUEUED]
+    assert queue.replaces(queue.row(third)) == old and queue.successor(queue.row(second)) == third
+    queue.approve(third, who="mod")
+    assert states(queue, old, second, third) == [WITHDRAWN, WITHDRAWN, PUBLIC]
+    assert queue.successor(queue.row(old)) == third and nothing_half(queue) == 3
+
+
+def test_a_place_that_went_in_the_meantime_is_not_taken(queue: Store) -> None:
+    ann = account(queue, "ann")
+    old = shown(queue, 1, ann)
+    new = queue.publish(one(queue, 2), account_id=ann, who="ann", replaces=old).public_id
+    queue.withdraw(old, who="ann", account_id=ann, reason="a fan was broken")
+    assert queue.replaces(queue.row(new)) is None
+    queue.approve(new, who="mod")
+    assert queue.row(old).state_reason == "a fan was broken" and states(queue, new) == [PUBLIC]
+
+
+# --- deeds without a name, and who listens --------------------------------------------------------------------------
+
+
+def test_who_closes_an_account_leaves_no_name(store: Store) -> None:
+    with store.database.write() as conn:
+        made, _ = make_token(conn, "ann", ["publish", "moderate"], "laptop", by="operator")
+        make_token(conn, "ann-2", by="operator")
+        revoke(conn, list_tokens(conn, made.id)[0].id)
+    store.publish(one(store, 1), account_id=made.id, who="ann")
+    store.hide(store.publish(one(store, 2), account_id=None, who="site").public_id, who="ann", reason="r")
+    store.delete_account(made.id, "ann")
+    told = doings(store)
+    nobody = f"deleted-{made.id}"
+    assert "ann" not in {who for who, _, _ in told}
+    details = [detail or "" for _, _, detail in told]
+    assert not any(detail == "ann" or detail.startswith("ann:") for detail in details)
+    assert {("operator", "account made", nobody), (nobody, "hidden", "r"), (nobody, "published", None)} <= set(told)
+    assert any(detail.startswith(f"{nobody}: flatout_") for detail in details)
+    assert any(detail.startswith("ann-2: flatout_") for detail in details)  # somebody else's stays
+    with store.database.write() as conn:
+        assert add_account(conn, "ann").id != made.id
+
+
+def test_who_listens_hears_of_each_change_once(quick: Store) -> None:
+    heard: list[tuple[str, str]] = []
+
+    def deaf(_: Moved) -> None:
+        raise ValueError
+
+    quick.listeners += [deaf, lambda run: heard.append((run.public_id, run.state))]
+    ann = account(quick, "ann")
+    first = quick.publish(one(quick, 1), account_id=ann, who="ann").public_id
+    quick.publish(one(quick, 1), account_id=ann, who="ann")
+    second = quick.publish(one(quick, 2), account_id=ann, who="ann", replaces=first).public_id
+    quick.hide(second, who="mod", reason="r")
+    quick.hide(second, who="mod", reason="r")
+    quick.approve(second, who="mod")
+    quick.delete_account(ann, "ann")
+    assert heard == [
+        (first, PUBLIC), (second, PUBLIC), (first, WITHDRAWN), (second, HIDDEN), (second, PUBLIC), (first, DELETED),
+        (second, DELETED),
+    ]  # fmt: skip

@@ -99,11 +99,13 @@ class Status(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True):
-    """Events with content per bin so far: bin i covers [t0_ns + i * bin_ns, t0_ns + (i+1) * bin_ns)."""
+    """Events with content per bin so far: bin i covers [t0_ns + i * bin_ns, t0_ns + (i+1) * bin_ns). `decoding`: how
+    many requests were between their first and last event at each bin's end."""
 
     t0_ns: int
     bin_ns: int
     counts: tuple[int, ...]
+    decoding: tuple[int, ...] = ()
 
 
 class SelfCheck(msgspec.Struct, frozen=True):

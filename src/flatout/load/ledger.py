@@ -38,6 +38,8 @@ class Ledger:
         self.behind: deque[Exchange] = deque()
         self.forced = False
         self._counts: _Bins | None = None
+        self._firsts = array("q")
+        self._lasts = array("q")
 
     @property
     def busy(self) -> bool:
@@ -100,6 +102,9 @@ class Ledger:
         }
         self.table.add(row, decoder, exchange.rid)
         self._note_reads(exchange)
+        if exchange.started:
+            self._firsts.append(decoder.first_token_ns)
+            self._lasts.append(decoder.t_ns[-1])
         if self._counts is not None:
             self._counts.fresh.extend(decoder.t_ns[exchange.counted :])
         exchange.release()
@@ -130,7 +135,11 @@ class Ledger:
             if exchange.started:
                 pending.extend(exchange.pending_stamps())
         bins.take()
-        return Counts(t0_ns=t0_ns, bin_ns=bin_ns, counts=tuple(bins.with_extra(pending).tolist()))
+        counts = bins.with_extra(pending)
+        firsts = self._firsts + array("q", (e.decoder.first_token_ns for e in held if e.started))
+        lasts = self._lasts + array("q", (e.last_ns for e in self.waiting if e.started))
+        decoding = bins.until(firsts, len(counts)) - bins.until(lasts, len(counts))
+        return Counts(t0_ns=t0_ns, bin_ns=bin_ns, counts=tuple(counts.tolist()), decoding=tuple(decoding.tolist()))
 
 
 class _Bins:
@@ -150,3 +159,8 @@ class _Bins:
         added = np.bincount(bins[bins >= 0], minlength=len(self.counts))
         added[: len(self.counts)] += self.counts
         return added
+
+    def until(self, stamps: array[int], bins: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """(bins,) how many of the stamps lie before each bin's end."""
+        at = (np.array(stamps, dtype=np.int64) - self.t0_ns) // self.bin_ns
+        return np.cumsum(np.bincount(np.clip(at, 0, None), minlength=bins)[:bins])

@@ -300,10 +300,14 @@ class LoadPool:
             child.seen = None
             child.send(Look(t0_ns=t0_ns, bin_ns=bin_ns))
         self._await(lambda c: c.seen is not None, self._running, LOOK_S, "count its events")
-        parts = [c.seen.counts.counts for c in self._running if c.seen is not None]
-        width = max(map(len, parts))
-        totals = tuple(sum(p[i] for p in parts if i < len(p)) for i in range(width))
-        return Counts(t0_ns=t0_ns, bin_ns=bin_ns, counts=totals)
+        parts = [c.seen.counts for c in self._running if c.seen is not None]
+        width = max(len(p.counts) for p in parts)
+        totals = tuple(sum(p.counts[i] for p in parts if i < len(p.counts)) for i in range(width))
+        # one whose last event lies further back decodes as many as then
+        decoding = tuple(
+            sum(p.decoding[min(i, len(p.decoding) - 1)] for p in parts if p.decoding) for i in range(width)
+        )
+        return Counts(t0_ns=t0_ns, bin_ns=bin_ns, counts=totals, decoding=decoding)
 
     def stop(self) -> Outcome:
         """Closes what is in flight, waits until all is decoded, and returns it."""

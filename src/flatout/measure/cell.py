@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from flatout.load.job import SelfCheck
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
-from flatout.measure import checks, interval, latency, looping, tokens, trace, trend, window
+from flatout.measure import checks, interval, latency, looping, pauses, tokens, trace, trend, window
 from flatout.measure.arrivals import joined
 from flatout.measure.figures import (
     Acceptance,
@@ -63,10 +63,10 @@ def decode_figures(
     counts = tokens.count(samples, retokenised=retokenised, run_tokens_per_byte=run_tokens_per_byte)
     table = trace.build(samples, counts)
     bins = window.pace_bins(table, samples, t0, t1, interval.BINS)
-    pauses = window.pause_deviation(table, samples, t0, t1)
+    paused = pauses.pause_share(table, samples, t0, t1)
     bin_s = seconds / interval.BINS
     arrived = window.tokens_between(table, t0, t1)
-    total = interval.rate_interval(bins, bin_s=bin_s, value=arrived / seconds, relative_deviation=pauses, looks=looks)
+    total = interval.rate_interval(bins, bin_s=bin_s, value=arrived / seconds, paused=paused, looks=looks)
     pace = trend.batches(bins / bin_s)
     speeds = _speeds(samples, table, t0, t1)
     return DecodeFigures(

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from flatout.measure.figures import Rate
+from flatout.measure.pauses import PauseShare
 from flatout.measure.student import beta_inc, t_quantile
 from flatout.measure.trend import few_switches
 
@@ -139,14 +140,14 @@ def _correlation_time(bins: F64) -> float:
 
 
 def rate_interval(
-    bins: F64, *, bin_s: float, value: float | None = None, relative_deviation: float = 0.0, looks: int = 1
+    bins: F64, *, bin_s: float, value: float | None = None, paused: PauseShare | None = None, looks: int = 1
 ) -> Rate:
     """The rate in tokens/s with its 95 % interval "within this run".
 
     `bins` (n,): tokens per equal bin of `bin_s` seconds. `value`: the rate by definition, where `bins` are smoothed
     (default: their own): the interval is that around the bins' mean, widened to lie around `value` too, since the two
-    differ by the lumps that the window's edges cut (see `window.smooth_bins`). `relative_deviation`: a standard
-    deviation of the rate that the bins do not show (see `window.pause_deviation`), added in squares.
+    differ by the lumps that the window's edges cut (see `window.smooth_bins`). `paused`: what the bins do not
+    show: the interval reaches to the rate at the long run's share of pauses, and the error of that is added in squares.
     """
     seconds = len(bins) * bin_s
     if seconds <= 0:
@@ -162,9 +163,10 @@ def rate_interval(
     if isinstance(found, str):
         return Rate(value, reason=found)
     below, above, batches = found
-    beside = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks) * relative_deviation * value
-    low = min(centre, value) - math.hypot(below / bin_s, beside)
-    high = max(centre, value) + math.hypot(above / bin_s, beside)
+    paused = paused or PauseShare()
+    beside = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks) * paused.deviation * value
+    low = min(centre, value) / (1.0 + max(paused.excess, 0.0)) - math.hypot(below / bin_s, beside)
+    high = max(centre, value) / (1.0 + min(paused.excess, 0.0)) + math.hypot(above / bin_s, beside)
     return Rate(value, max(low, 0.0), high, "within this run", None, batches)
 
 
@@ -175,26 +177,40 @@ def rarely(switches: int) -> str:
 
 
 def early_end(
-    counts_per_bin: Sequence[float], bin_s: float, target_relative: float, look_index: int, looks: int
+    counts_per_bin: Sequence[float],
+    bin_s: float,
+    target_relative: float,
+    look_index: int,
+    looks: int,
+    decoding_per_bin: Sequence[float] = (),
 ) -> bool:
     """Whether the window may end at this look: its interval, allowing for all `looks`, is within ± `target_relative`.
 
     `counts_per_bin`: counts (events do) per bin of `bin_s` since the window opened; fine bins, 20 ms or less, are
-    best. They are smoothed over a 24th of the window, so that the lumps of engine steps do not pass for noise. The last
-    look always ends it. Raises ValueError for a look that was not planned.
+    best. They are smoothed over a 24th of the window, so that the lumps of engine steps do not pass for noise.
+    `decoding_per_bin`: how many streams decoded, so that their pauses do not pass for it either (as in
+    `window.pace_bins`). The last look always ends it. Raises ValueError for a look that was not planned.
     """
     if not 0 <= look_index < looks:
         raise ValueError(f"look {look_index} of {looks} was not planned")
     if look_index == looks - 1:
         return True
-    counts = np.asarray(counts_per_bin, dtype=np.float64)
-    kernel = np.hanning(max(1, len(counts) // _KERNEL_PARTS) + 2)[1:-1]
-    smooth = np.convolve(counts, kernel / kernel.sum(), "valid") if len(counts) else counts
+    smooth = _smoothed(counts_per_bin)
+    if len(decoding_per_bin) == len(counts_per_bin) and len(smooth):
+        decoding = _smoothed(decoding_per_bin)
+        busy = decoding > 0.2 * decoding.mean()
+        smooth = smooth[busy] / decoding[busy] * decoding.mean()
     width = max(1, math.ceil(len(smooth) / BINS))
     n = len(smooth) // width
     bins = smooth[: n * width].reshape(n, width).sum(axis=1)
     half = rate_interval(bins, bin_s=bin_s * width, looks=looks).relative_half_width
     return half is not None and half <= target_relative
+
+
+def _smoothed(per_bin: Sequence[float]) -> F64:
+    values = np.asarray(per_bin, dtype=np.float64)
+    kernel = np.hanning(max(1, len(values) // _KERNEL_PARTS) + 2)[1:-1]
+    return np.convolve(values, kernel / kernel.sum(), "valid") if len(values) else values
 
 
 def between_repeats(values: Sequence[float]) -> Rate:

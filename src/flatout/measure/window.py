@@ -17,8 +17,6 @@ F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
 CHART_POINTS: Final = 120
-CYCLE_OFF: Final = 0.05
-"""How far off the time of an answer may be that is known from its length and the speed only."""
 
 
 def tokens_between(trace: Trace, t0_ns: int, t1_ns: int) -> float:
@@ -85,11 +83,11 @@ def pace_bins(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int, bins: int)
     """Like `smooth_bins`, but at the window's mean number of decoding streams: (n <= bins,), with the same mean.
 
     A stream that waits for its next first token does not decode; its pause is no change of the server's pace (see
-    `pause_deviation`). Bins in which less than a fifth of the usual number decoded are left out; where answers come in
-    one piece, nothing tells when they were decoded, and the bins stay as they are.
+    `pauses`). Bins in which less than a fifth of the usual number decoded are left out; where answers come in one
+    piece, nothing tells when they were decoded, and the bins stay as they are.
     """
     mass = smooth_bins(trace, samples, t0_ns, t1_ns, bins)
-    begin, end = _decoding(trace, samples, t1_ns)
+    begin, end = decoding_spans(trace, samples, t1_ns)
     edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
     one = np.ones(len(begin))
     until = _ramps(edges, np.sort((begin - t0_ns) / 1e9), one) - _ramps(edges, np.sort((end - t0_ns) / 1e9), one)
@@ -108,7 +106,7 @@ def _in(trace: Trace, t0_ns: int, t1_ns: int) -> npt.NDArray[np.bool_]:
     return np.asarray((trace.t_ns >= t0_ns) & (trace.t_ns < t1_ns))
 
 
-def _decoding(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64]:
+def decoding_spans(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64]:
     """Begin (one lead before the first token) and end (the last token; where cut, the cut) of decoding, of every
     request with at least two arrivals."""
     usual = mean_gap_ns(trace, samples.requests)
@@ -120,84 +118,6 @@ def _decoding(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64]:
     ends = np.where(samples.end_ns < 0, t1_ns, samples.end_ns)
     end = np.where(samples.outcome == OK, last, np.maximum(ends, last))
     return (first - lead_ns(trace, samples.requests))[rows], end[rows].astype(float)
-
-
-def pause_deviation(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int) -> float:
-    """Standard deviation of the window's decoding time relative to it, from which of the streams' pauses fell into it.
-
-    Pauses of a stream (last token to the next request's first, less its lead) come as regularly as its answers are
-    long, one a cycle, and a window that is no whole number of cycles holds their share by chance (`_overlap_variance`),
-    each stream for itself; plus, per pause, the squared variation of the cycles (renewal theory, Cox 1962, 4.2) and
-    that of the pauses. Where no pause fell into the window, those before it or else the launch's shortest TTFT stand
-    for them: not to have seen one does not mean that there is none.
-    """
-    begin, end = _decoding(trace, samples, t1_ns)
-    decoding = overlap_mean(begin.astype(np.int64), end.astype(np.int64), t0_ns, t1_ns) * (t1_ns - t0_ns)
-    pauses = _pauses(trace, samples, t0_ns, t1_ns)
-    if decoding <= 0 or not len(pauses):
-        return 0.0  # answers in one piece: the bins themselves show the pauses
-    mean = float(pauses.mean())
-    cycle, variation, sure = _cycle(trace, samples, mean, t1_ns)
-    if cycle <= 0:
-        return 0.0
-    streams = len(np.unique(samples.stream[trace.first_ns >= 0]))
-    cycles = (t1_ns - t0_ns) / cycle
-    chance = _overlap_variance(cycles % 1.0, mean / cycle, cycles * variation**2 + (cycles * sure) ** 2)
-    each = mean * mean * (chance + cycles * variation**2) + cycles * float(pauses.var())
-    return float(np.sqrt(streams * each)) / decoding
-
-
-def _pauses(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int) -> F64:
-    """ns of the pauses that ended in the window; else of those before; else the launch's shortest wait."""
-    lead = lead_ns(trace, samples.requests)
-    order = np.lexsort((samples.send_ns, samples.stream))
-    last = np.full(samples.requests, -1, dtype=np.int64)
-    np.maximum.at(last, trace.request, trace.t_ns)
-    before, after = order[:-1], order[1:]
-    follows = (samples.stream[before] == samples.stream[after]) & (last[before] >= 0)
-    follows &= (trace.first_ns[after] >= 0) & (trace.first_ns[after] < t1_ns)
-    inside = follows & (trace.first_ns[after] >= t0_ns)
-    chosen = inside if inside.any() else follows
-    if chosen.any():
-        before, after = before[chosen], after[chosen]
-        return np.asarray(trace.first_ns[after] - lead[after] - last[before])
-    launch = (samples.round == 0) & (samples.send_ns >= 0) & (trace.first_ns >= 0)
-    waits = (trace.first_ns - samples.send_ns - lead)[launch]
-    return np.maximum(waits.min(keepdims=True), 0.0) if len(waits) else np.zeros(0)
-
-
-def _cycle(trace: Trace, samples: Samples, pause_ns: float, t1_ns: int) -> tuple[float, float, float]:
-    """(ns from one pause of a stream to its next, the cycles' relative standard deviation, that of the mean itself).
-
-    Answers that ended, after the launch's (whose lengths are spread on purpose), tell the lengths; without one, what
-    was asked for does, at a speed that may be CYCLE_OFF off.
-    """
-    later = ~trace.is_first
-    tokens = float(trace.k[later].sum())
-    if tokens <= 0:
-        return 0.0, 0.0, 0.0
-    token_ns = float((trace.t_ns - trace.previous_ns)[later].sum()) / tokens
-    seen = (samples.outcome == OK) & (samples.round > 0) & (trace.first_ns >= 0) & (samples.end_ns < t1_ns)
-    last = np.full(samples.requests, -1, dtype=np.int64)
-    np.maximum.at(last, trace.request, trace.t_ns)
-    cycles = (last - trace.first_ns + lead_ns(trace, samples.requests))[seen] + pause_ns
-    if len(cycles) > 1:
-        variation = float(cycles.std(ddof=1) / cycles.mean())
-        return float(cycles.mean()), variation, variation / float(np.sqrt(len(cycles)))
-    asked = samples.asked_tokens[samples.asked_tokens > 0]
-    return (float(asked.max()) * token_ns + pause_ns, 0.0, CYCLE_OFF) if len(asked) else (0.0, 0.0, 0.0)
-
-
-def _overlap_variance(f: float, pause: float, variance: float) -> float:
-    """Variance, in squared pauses, of the pauses' time in an interval of whole + `f` cycles that begins anywhere in
-    one; `pause`: their share of the cycle, `variance`: of f itself, as far as it is not known.
-
-    Parseval's theorem for the product of two square waves' Fourier series (the pattern's and the interval's); the mean
-    over a normal f damps the latter's cosines. Short pauses: f (1 - f) where f is known, 1/6 where nothing is.
-    """
-    k = np.arange(1, 500)
-    interval_power = (1.0 - np.cos(2.0 * np.pi * k * f) * np.exp(-2.0 * (np.pi * k) ** 2 * variance)) / (np.pi * k) ** 2
-    return float((np.sinc(k * pause) ** 2 * interval_power).sum())
 
 
 def _spread_until(at: F64, a: F64, b: F64, mass: F64) -> F64:

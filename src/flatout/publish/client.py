@@ -263,7 +263,7 @@ def _good(answer: _Answer, url: str) -> _Answer:
     said = clean(problem.get("detail") or problem.get("title") or "", 1000)
     place = clean(problem.get("place") or "", 200)
     words = _STATUS.get(answer.status, f"the site answers {answer.status}")
-    if said:
+    if said and answer.status != 401:  # the site says the same of a token as we do
         words += f": {said}"
     if place and place not in said:
         words += f" (at {place})"

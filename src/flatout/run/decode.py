@@ -261,7 +261,10 @@ class _Go:
         counts = self._session.pool.look(BIN_NS)
         first = math.ceil((open_ns - counts.t0_ns) / counts.bin_ns)
         last = (close_ns - counts.t0_ns) // counts.bin_ns
-        return early_end(counts.counts[first:last], counts.bin_ns / 1e9, precision, index, looks)
+        # what an even end may be off goes into the interval, too: half of it into its half width
+        target = precision * (1.0 - EVEN_SHARE / 2.0)
+        bins = slice(first, last)
+        return early_end(counts.counts[bins], counts.bin_ns / 1e9, target, index, looks, counts.decoding[bins])
 
     def _name(self) -> str:
         return f"{self._planned.label} × {self._planned.concurrency}"

@@ -74,6 +74,7 @@ def create_app(settings: Settings) -> FastAPI:
         middleware=middleware.stack(settings, throttle),
     )
     app.state.site = Site(settings, database, blobs, Store(database, blobs, settings), throttle)
+    pages.workshop.attach(app)
     app.state.publishing = anyio.CapacityLimiter(PUBLISHING)
     problems.install(app)
     app.include_router(_health)

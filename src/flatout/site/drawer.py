@@ -32,11 +32,17 @@ log: Final = logging.getLogger("flatout.site")
 LONGEST_S: Final = 30.0
 """What one drawing may take, the start of the process aside."""
 START_S: Final = 60.0
+AHEAD_S: Final = 10.0
+"""What a drawing that nobody waits for may take; less than a request waits for those before it."""
 WAIT_S: Final = 20.0
 """How long a request waits for those before it."""
 MOST_MEMBER_BYTES: Final = 64 * 1024 * 1024
 BUSY: Final = "The site is drawing other pages just now. Try again in a minute."
 TOO_LONG: Final = "This page takes too long to draw. The record itself can be downloaded; its page cannot be shown."
+
+
+class Busy(Exception):
+    """Somebody waits for a drawing, or has one made."""
 
 
 class DrawingFailed(Exception):
@@ -48,18 +54,40 @@ class Drawer:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._waiting = 0
+        self._count = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
     def draw(self, work: str, *given: Any) -> Any:
         """What the work of that name makes of what it is given. Raises Unavailable: no process could be had, others
         wait, or it took too long; DrawingFailed."""
-        if not self._lock.acquire(timeout=WAIT_S):
-            raise Unavailable(BUSY)
+        with self._count:
+            self._waiting += 1
         try:
-            return self._ask(self._running(), work, given)
+            if not self._lock.acquire(timeout=WAIT_S):
+                raise Unavailable(BUSY)
+        finally:
+            with self._count:
+                self._waiting -= 1
+        try:
+            return self._ask(self._running(), work, given, LONGEST_S)
         finally:
             self._lock.release()
+
+    def draw_ahead(self, work: str, *given: Any) -> Any:
+        """The same for nobody in particular. Raises Busy, too: then those who wait go first."""
+        if self._waiting or not self._lock.acquire(blocking=False):
+            raise Busy
+        try:
+            return self._ask(self._running(), work, given, AHEAD_S)
+        finally:
+            self._lock.release()
+
+    @property
+    def busy(self) -> bool:
+        """Somebody waits or has something drawn."""
+        return self._waiting > 0 or self._lock.locked()
 
     def warm(self) -> None:
         """Starts the process, so that the first who asks need not wait for it; quiet where that fails."""
@@ -77,11 +105,11 @@ class Drawer:
         assert self._pipe is not None
         return self._pipe
 
-    def _ask(self, pipe: Connection, work: str, given: Sequence[Any]) -> Any:
+    def _ask(self, pipe: Connection, work: str, given: Sequence[Any], longest_s: float) -> Any:
         try:
             pipe.send((work, given))
-            if not pipe.poll(LONGEST_S):
-                log.warning("drawing %s took over %.0f s and was ended", work, LONGEST_S)
+            if not pipe.poll(longest_s):
+                log.warning("drawing %s took over %.0f s and was ended", work, longest_s)
                 self._end()
                 raise Unavailable(TOO_LONG)
             good, made = pipe.recv()

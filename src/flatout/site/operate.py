@@ -94,7 +94,8 @@ def reason(error: BaseException) -> str | None:
     """Why the database or the files cannot be used, in the driver's or the system's words, for the operator alone: the
     site's own words for visitors leave it out. Holds no statement and no password."""
     below = reasons.cause(error)
-    return None if below is None or below is error else reasons.words(below)
+    driver = isinstance(below, OSError) or type(below).__module__.partition(".")[0] in ("sqlite3", "psycopg")
+    return reasons.words(below) if below is not None and driver else None
 
 
 def day(at_us: int | None) -> str | None:

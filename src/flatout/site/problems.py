@@ -63,12 +63,17 @@ class Refusal(HTTPException):
 
 
 class Tombstone(Gone):
-    """A run that is not shown any more: since when (`at`, RFC 3339), why, and what took its place."""
+    """A run that is not shown any more: why, since when (`at`, RFC 3339), and what took its place."""
 
     def __init__(self, state: str, reason: str | None, at: str | None, successor: str | None) -> None:
-        told = f"This run was {state}" + (f" on {at[:10]}" if at else "") + (f": {reason}" if reason else ".")
-        super().__init__(told + (f" The run {successor} took its place." if successor else ""))
-        self.state, self.at, self.successor = state, at, successor
+        told = f"This run was {state}" + (f" on {at[:10]}" if at else "") + (f": {reason}" if reason else "")
+        super().__init__(sentence(told) + (f" The run {successor} took its place." if successor else ""))
+        self.state, self.reason, self.at, self.successor = state, reason, at, successor
+
+
+def sentence(text: str) -> str:
+    """With a full stop, unless it ends with a sign of its own."""
+    return text if text.endswith((".", "!", "?", "…")) else f"{text}."
 
 
 def wants_page(path: str, accept: str) -> bool:
@@ -158,7 +163,9 @@ def _site_error(request: Request, error: SiteError) -> Response:
     if isinstance(error, Refused):
         return answer(request, 413 if error.too_large else 422, str(error), place=error.place or None)
     if isinstance(error, Tombstone):
-        return answer(request, 410, str(error), state=error.state, at=error.at, successor=error.successor)
+        return answer(
+            request, 410, str(error), state=error.state, reason=error.reason, at=error.at, successor=error.successor
+        )
     for kind, status in ((NotFound, 404), (Gone, 410), (Forbidden, 403), (Conflict, 409)):
         if isinstance(error, kind):
             return answer(request, status, str(error))

@@ -42,16 +42,14 @@ def words(error: BaseException, secrets: Iterable[str] = ()) -> str:
 
 
 def told(error: BaseException, secrets: Iterable[str] = ()) -> str:
-    """An error for the log: the site's own words as they are, with what is below them; of others' errors the class
-    alone, since their text may hold what was sent, unless they are of the database or the system."""
+    """An error for the log: the site's own words with what is below them, and the system's. Of any other the class
+    alone: its text may hold what was sent."""
     below = cause(error)
-    inner = "" if below is None else type(below).__name__
-    if isinstance(below, OSError) or (below is not None and (below is not error or hasattr(error, "orig"))):
-        said = words(below, secrets)
-        inner += f": {said}" if said else ""
-    if isinstance(error, SiteError):
-        return f"{clean(error, 500)}" + (f" ({inner})" if inner else "")
-    return inner or type(error).__name__
+    if below is None:
+        return clean(error, 500)
+    known = isinstance(error, SiteError) or isinstance(below, OSError)
+    inner = f"{type(below).__name__}: {words(below, secrets)}" if known else type(below).__name__
+    return f"{clean(error, 500)} ({inner})" if isinstance(error, SiteError) else inner
 
 
 def secrets_of(settings: Settings) -> list[str]:

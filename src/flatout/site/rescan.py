@@ -6,9 +6,11 @@ they would still take out is a leak, and the record is refused with the place na
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
 from flatout.show.safe import clean
@@ -19,11 +21,16 @@ _REDACTOR: Final = Redactor(secrets=(), home="", user="", hosts=())
 """This machine's own names are no secret of the publisher's."""
 _FACT: Final = frozenset({"value", "source", "reason"})
 _CACHED_CHARS: Final = 300
+_ADDRESS_THERE: Final = "a network or hardware address"
+_VERSION_KEY: Final = re.compile(r"(?i)version|driver|build|release|revision|commit")
+_OCTET: Final = r"(?:25[0-5]|2[0-4]\d|1\d\d|[1-9]?\d)"
+_FOUR: Final = re.compile(rf"(?<![\w.+-])(?:{_OCTET}\.){{3}}{_OCTET}(?![\w.+-])", re.ASCII)
+_PRIVATE: Final = tuple(map(ip_network, ("192.168.0.0/16", "172.16.0.0/12", "169.254.0.0/16", "100.64.0.0/10")))
 _Path = tuple[str | int, ...]
 _KINDS: Final = (
     ("<redacted>", "a secret, or what looks like one"),
     ("<email>", "an e-mail address"),
-    ("<address>", "a network or hardware address"),
+    ("<address>", _ADDRESS_THERE),
     ("$HOME", "a path in somebody's home folder"),
     ("<host>", "the name of a machine"),
     ("<user>", "the name of a user"),
@@ -134,8 +141,16 @@ def _look(key: str, value: str | int) -> str | None:
     content = {key: value}
     clean = _REDACTOR.tree(content)
     if clean == content:
-        return None
+        return _ADDRESS_THERE if isinstance(value, str) and _address_for_version(key, value) else None
     return _kind(f"{key} {value}", " ".join(f"{name} {told}" for name, told in clean.items())) or _KINDS[0][1]
+
+
+def _address_for_version(key: str, text: str) -> bool:
+    """Where a version belongs stands a private address. The redactor takes any four numbers for a version there; of
+    these networks no version is known. 10.0.1.6 (TensorRT) and 9.1.0.70 (cuDNN) are versions, so their like stay."""
+    if not _VERSION_KEY.search(key):
+        return False
+    return any(ip_address(found) in net for found in _FOUR.findall(text) for net in _PRIVATE)
 
 
 _looked_up = lru_cache(maxsize=16_384)(_look)

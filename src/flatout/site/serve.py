@@ -190,9 +190,10 @@ def _picked_up(database: Database, results: Path, say: Callable[[str], None]) ->
         time.sleep(0.1)
     taken = sum(outcomes.get(name, "not yet") is None for name in there)
     left = [(name, outcomes[name]) for name in sorted(there & outcomes.keys()) if outcomes[name] is not None]
-    say(
-        f"picks up      {results}: {taken} run{'' if taken == 1 else 's'}" + (f", {len(left)} left out" if left else "")
+    found = (
+        f"{taken} run{'' if taken == 1 else 's'}" if there else "nothing yet; runs that end there come by themselves"
     )
+    say(f"picks up      {results}: {found}" + (f", {len(left)} left out" if left else ""))
     for name, reason in left[:MOST_REASONS]:
         say(f"              {name}: {clean(reason, 300)}")
 

@@ -198,7 +198,7 @@ def _value(name: str, value: Any, source: str) -> Any:
     if key.kind == "choice" and value in key.choices:
         return value
     if key.kind == "yes" and (isinstance(value, bool) or str(value).lower() in _YES | _NO):
-        return value if isinstance(value, bool) else value.lower() in _YES
+        return value if isinstance(value, bool) else str(value).lower() in _YES
     if key.kind == "whole" and not isinstance(value, bool) and str(value).isascii() and str(value).isdigit():
         if key.least <= int(value) <= key.most:
             return int(value)

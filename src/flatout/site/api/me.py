@@ -31,7 +31,8 @@ def me(request: Request, who: AnyToken) -> Me:
     summary="Delete my data",
     responses=errors(401, 403),
     description="Closes the account for good: its runs become tombstones and their files go, unless another run has "
-    "the same; its tokens end. What moderators did stays on record. `confirm` must be the account's name.",
+    "the same; its tokens end. What was done stays on record, without the name, which is free for others then. "
+    "`confirm` must be the account's name.",
 )
 def close(request: Request, who: Publisher, confirm: Annotated[str, Query(max_length=40)]) -> Response:
     if confirm != who.name:

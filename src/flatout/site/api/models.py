@@ -29,6 +29,7 @@ class Problem(BaseModel):
     place: str | None = None
     id: str | None = None
     state: State | None = None
+    reason: str | None = Field(None, description="Why the run has this state.")
     at: str | None = Field(None, description="Since when the run has this state.")
     successor: str | None = Field(None, description="The run that took its place.")
 

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Final
 
-from fastapi import APIRouter
+from fastapi import APIRouter, FastAPI
 
-from flatout.site.pages import about, account, boards, compare, files, history, moderate, run, runs, static, subjects
+from flatout.site.pages import (
+    about,
+    account,
+    boards,
+    compare,
+    files,
+    history,
+    moderate,
+    run,
+    runs,
+    static,
+    subjects,
+    workshop,
+)
 from flatout.site.pages.workshop import DRAWER
 
 
 @asynccontextmanager
-async def _drawing(_: Any) -> AsyncIterator[None]:
-    """While the site runs, the process that draws is at hand."""
-    threading.Thread(target=DRAWER.warm, name="warm", daemon=True).start()
+async def _drawing(app: FastAPI) -> AsyncIterator[None]:
+    """While the site runs, the process that draws is at hand, and draws what has just come."""
+
+    def newest() -> list[str]:
+        DRAWER.warm()
+        return workshop.newest(app.state.site.store)
+
+    app.state.ahead.start(newest)
     try:
         yield
     finally:
+        app.state.ahead.stop()
         DRAWER.close()
 
 

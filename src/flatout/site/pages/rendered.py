@@ -38,6 +38,7 @@ class Rendered:
         self._held: OrderedDict[str, bytes] = OrderedDict()
         self._bytes = 0
         self._making: dict[str, threading.Lock] = {}
+        self._dropped: set[str] = set()
         self._written = 0
 
     def get(self, kind: str, of: str, make: Callable[[], bytes], *, also: str = "", file: bool = True) -> bytes:
@@ -64,16 +65,24 @@ class Rendered:
         finally:
             with self._lock:
                 self._making.pop(name, None)
+                late = name in self._dropped
+                self._dropped.discard(name)
+            if late:  # it was to be forgotten while it was made
+                self._forget(lambda kept: kept == name)
 
     def forget(self, hashes: Iterable[str]) -> None:
         """Nothing that was drawn from these is kept: their owner wants them gone. Comparisons, whose names do not tell
         what they are of, all go."""
         gone = set(hashes)
+        self._forget(lambda name: _of(name) in gone or name.startswith(f"{COMPARISON}-"))
+
+    def _forget(self, goes: Callable[[str], bool]) -> None:
         with self._lock:
-            for name in [n for n in self._held if _of(n) in gone or n.startswith(f"{COMPARISON}-")]:
+            self._dropped.update(name for name in self._making if goes(name))
+            for name in [name for name in self._held if goes(name)]:
                 self._bytes -= len(self._held.pop(name))
         for path in self._files():
-            if _of(path.name) in gone:
+            if goes(path.name):
                 with suppress(OSError):
                     path.unlink()
 

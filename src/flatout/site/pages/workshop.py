@@ -1,44 +1,68 @@
-"""What is drawn of runs, kept: one drawing process for this program, one place of kept things for each site."""
+"""What is drawn of runs, kept: one drawing process for this program, one place of kept things for each site.
+
+Of runs that are not public any more nothing is kept; moderators, who may still look at them, have them drawn anew.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import threading
 import time
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
-from fastapi import Request
+from fastapi import FastAPI, Request
 from sqlalchemy import select
 
-from flatout.site.drawer import Drawer
+from flatout.site.drawer import Busy, Drawer
+from flatout.site.pages.ahead import NEWEST, Ahead
 from flatout.site.pages.answers import Piece, pack, unpack
 from flatout.site.pages.rendered import COMPARISON, Rendered
 from flatout.site.pages.templating import site_of
+from flatout.site.rows import Moved
 from flatout.site.schema import runs
-from flatout.site.store import DELETED, RunRow
+from flatout.site.store import DELETED, HIDDEN, PUBLIC, QUEUED, WITHDRAWN, RunRow, Store
 
 DRAWER: Final = Drawer()
 _LOCK: Final = threading.Lock()
 TIDY_S: Final = 60.0
+SHOWN: Final = (PUBLIC, QUEUED)
 NOTHING: Final = b""
 """Kept where a thing cannot be drawn, so that it is not tried again."""
 
 
+def attach(app: FastAPI) -> None:
+    """Gives the site its place for drawings: what leaves the public is forgotten at once, what comes is drawn before
+    anybody asks (while `app.state.ahead` runs)."""
+    store: Store = app.state.site.store
+    kept = app.state.rendered = Rendered(app.state.site.settings.data_dir / "rendered")
+    ahead = app.state.ahead = Ahead(lambda public_id: _draw_ahead(store, kept, public_id))
+
+    def moved(run: Moved) -> None:
+        if run.state in SHOWN:
+            ahead.add(run.public_id)
+        else:
+            kept.forget([run.content_hash])
+
+    store.listeners.append(moved)
+
+
+def newest(store: Store) -> list[str]:
+    """The first runs of the list."""
+    order = (runs.c.started_us.desc(), runs.c.id.desc())
+    with store.database.read() as conn:
+        return list(conn.scalars(select(runs.c.public_id).where(runs.c.state == PUBLIC).order_by(*order).limit(NEWEST)))
+
+
 def rendered(request: Request) -> Rendered:
     """The site's kept drawings."""
-    state = request.app.state
-    with _LOCK:
-        found = getattr(state, "rendered", None)
-        if found is None:
-            found = state.rendered = Rendered(site_of(request).settings.data_dir / "rendered")
-    assert isinstance(found, Rendered)
+    found: Rendered = request.app.state.rendered
     _tidy(request, found)
     return found
 
 
 def _tidy(request: Request, kept: Rendered) -> None:
-    """What was drawn of runs that were deleted since the last look goes, too, however they were deleted."""
+    """What was drawn of runs that another process of the site took out of the public goes, too."""
     state = request.app.state
     with _LOCK:
         now, last = time.monotonic(), getattr(state, "tidied", None)
@@ -46,7 +70,7 @@ def _tidy(request: Request, kept: Rendered) -> None:
             return
         state.tidied = now
     with site_of(request).database.read() as conn:
-        gone = conn.scalars(select(runs.c.content_hash).where(runs.c.state == DELETED)).all()
+        gone = conn.scalars(select(runs.c.content_hash).where(runs.c.state.in_((HIDDEN, WITHDRAWN, DELETED)))).all()
     kept.forget(kept.hashes().intersection(gone))
 
 
@@ -54,21 +78,34 @@ def run_page(request: Request, row: RunRow) -> tuple[dict[str, str], dict[str, P
     """A run's page in parts, as `drawer.run_page` makes them: the pieces `head` and `rest`, and what is said of it.
     Raises Unavailable, NotFound, Gone."""
     store = site_of(request).store
+    return unpack(_kept(request, "run", row, lambda: _run_page(store, row, DRAWER.draw), also=row.samples_hash or ""))
 
-    def make() -> bytes:
-        content, samples = store.content(row.public_id), store.samples(row.public_id)
-        made: dict[str, str] = DRAWER.draw("run", content, samples, row.received_us)
-        head, rest = made.pop("head"), made.pop("rest")
-        return pack(made, {"head": head.encode(), "rest": rest.encode()})
 
-    return unpack(rendered(request).get("run", row.content_hash, make, also=row.samples_hash or ""))
+def _run_page(store: Store, row: RunRow, draw: Callable[..., Any]) -> bytes:
+    content, samples = store.content(row.public_id), store.samples(row.public_id)
+    made: dict[str, str] = draw("run", content, samples, row.received_us)
+    head, rest = made.pop("head"), made.pop("rest")
+    return pack(made, {"head": head.encode(), "rest": rest.encode()})
+
+
+def _draw_ahead(store: Store, kept: Rendered, public_id: str) -> None:
+    """Raises Busy, and as `run_page`."""
+    row = store.row(public_id)
+    if row.state in SHOWN and not DRAWER.busy:
+        kept.get("run", row.content_hash, lambda: _run_page(store, row, DRAWER.draw_ahead), also=row.samples_hash or "")
+    elif row.state in SHOWN:
+        raise Busy
+
+
+def _kept(request: Request, kind: str, row: RunRow, make: Callable[[], bytes], *, also: str = "") -> bytes:
+    return rendered(request).get(kind, row.content_hash, make, also=also) if row.state in SHOWN else make()
 
 
 def whole_page(request: Request, row: RunRow) -> bytes:
     """The run's page as one file. Raises as `run_page`."""
     store = site_of(request).store
-    return rendered(request).get(
-        "whole", row.content_hash,
+    return _kept(
+        request, "whole", row,
         lambda: DRAWER.draw("whole", store.content(row.public_id), store.samples(row.public_id)),
         also=row.samples_hash or "",
     )  # fmt: skip
@@ -77,9 +114,7 @@ def whole_page(request: Request, row: RunRow) -> bytes:
 def card(request: Request, row: RunRow) -> bytes | None:
     """The picture for links; None where there is none. Raises as `run_page`."""
     store = site_of(request).store
-    made = rendered(request).get(
-        "card", row.content_hash, lambda: DRAWER.draw("card", store.content(row.public_id)) or NOTHING
-    )
+    made = _kept(request, "card", row, lambda: DRAWER.draw("card", store.content(row.public_id)) or NOTHING)
     return made or None
 
 
