@@ -302,6 +302,33 @@ def test_counts_per_bin(pool: LoadPool) -> None:
     assert list(finer.counts[:5]) == np.bincount((t - second.t0_ns) // 20_000_000, minlength=5)[:5].tolist()
 
 
+def test_how_many_decode_per_bin_and_when_the_launch_began(pool: LoadPool) -> None:
+    """Three streams whose answers take 0.2 s, and a pause before each: held against the samples."""
+
+    def script(peer: Peer) -> None:
+        time.sleep(0.05)
+        peer.stream(answer(50), 0.004)
+
+    with serving(script) as server:
+        pool.start(job(server.port, 3, mode="closed", timeouts=Timeouts()))
+        pool.wait(0.9)
+        seen, status = pool.look(5_000_000), pool.status()
+        s = pool.stop().samples
+    bins = len(seen.counts)
+    assert len(seen.decoding) == bins > 60 and max(seen.decoding) == 3
+    ends_ns = seen.t0_ns + (np.arange(bins) + 1) * 5_000_000
+    had = s.first_token_ns >= 0
+    true = (s.first_token_ns[had][:, None] < ends_ns).sum(0) - (s.last_token_ns[had][:, None] < ends_ns).sum(0)
+    sure = slice(0, bins - 20)  # what was still running when one looked ended later
+    assert np.abs(np.array(seen.decoding)[sure] - true[sure]).max() <= 1
+    assert (np.array(seen.decoding)[sure] != true[sure]).mean() < 0.05
+    launch = s.round == 0
+    assert (
+        abs(status.sent_ns - s.send_ns[launch].mean()) < 2
+        and abs(status.token_ns - s.first_token_ns[launch].mean()) < 2
+    )
+
+
 def test_done_without_text_and_unfinished_events(pool: LoadPool) -> None:
     """A finish reason without [DONE] is a whole answer; [DONE] without one too, but it names no reason."""
     scripts = iter([answer(2, done=False), answer(2, finish=None), [*answer(1, done=False), DONE.rstrip(b"\n")]])

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.measure.ends import even_ends
+from flatout.measure.ends import SPEED_OFF, even_ends, pauses_ended
 
 
 def long_run_excess(firsts: list[int], most: int, token_s: float, pause_s: float, age_s: float, at_s: float) -> float:
@@ -46,3 +46,20 @@ def test_a_window_does_not_end_before_the_first_pause() -> None:
 def test_without_pauses_the_wanted_ends_stand() -> None:
     ends = even_ends([50, 100], 100, 0.01, 0.0, 0.0, [5.0, 10.0], 0.005)
     assert ends == pytest.approx([5.0, 10.0], abs=0.05)
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6), st.floats(0.001, 0.1), st.floats(0.01, 2), st.floats(0, 3),
+    st.floats(1, 60),
+)  # fmt: skip
+def test_the_pauses_that_end_in_a_window_are_counted(
+    firsts: list[int], token_s: float, pause_s: float, age_s: float, at_s: float
+) -> None:
+    """Against streams walked through one by one, at the slower speed that the count allows for."""
+    slow_s, seen = token_s * SPEED_OFF, 0
+    for first in firsts:
+        at = first * slow_s + pause_s - age_s
+        while at <= at_s:
+            seen += at > 0
+            at += 400 * slow_s + pause_s
+    assert abs(pauses_ended(firsts, 400, token_s, pause_s, age_s, at_s) - seen) <= (1 if seen else 0)

@@ -21,6 +21,7 @@ from flatout.measure.interval import (
     rate_interval,
     section_interval,
 )
+from flatout.measure.pauses import expected_deviation
 from flatout.measure.percentile import quantile
 from flatout.measure.student import beta_inc, t_cdf, t_quantile
 from flatout.measure.trend import batches, drift, few_switches, modes
@@ -157,6 +158,20 @@ def test_looks_widen_the_interval() -> None:
     one, four = rate_interval(bins, bin_s=0.1), rate_interval(bins, bin_s=0.1, looks=4)
     assert one.value == four.value
     assert (four.relative_half_width or 0) > 1.15 * (one.relative_half_width or 1)
+
+
+def test_pauses_of_few_streams_do_not_keep_a_window_open() -> None:
+    """Two streams of 500 events/s that pause for 0.3 s once in 3 s: a hole in the counts, none in the pace."""
+    decoding = np.full(1000, 2.0)
+    for begin in (120, 270, 420, 570, 720, 870):
+        decoding[begin : begin + 30] -= 1
+    counts = decoding * 5
+    assert not early_end(counts.tolist(), 0.01, 0.01, 0, 3)
+    assert early_end(counts.tolist(), 0.01, 0.01, 0, 3, decoding.tolist())
+    assert not early_end(counts.tolist(), 0.01, 0.01, 0, 3, decoding.tolist(), expected_deviation(0.1, 0))
+    assert early_end(counts.tolist(), 0.01, 0.01, 0, 3, decoding.tolist(), expected_deviation(0.1, 6))
+    slower = counts * np.where(np.arange(1000) < 500, 1.0, 0.9)
+    assert not early_end(slower.tolist(), 0.01, 0.01, 0, 3, decoding.tolist())
 
 
 def test_early_end_only_at_planned_looks() -> None:

@@ -199,6 +199,9 @@ class Driver:
         if exchange.started:
             exchange.attention = False
             connection.lane.started = True
+            if exchange.round == 0:
+                connection.lane.sent_ns = exchange.send_ns
+                connection.lane.token_ns = exchange.decoder.first_token_ns
 
     def answered(self, connection: Connection, t_ns: int) -> None:
         """The answer is complete (or as complete as it gets); its lane goes on at once where it can."""
@@ -415,6 +418,7 @@ class Driver:
             self._settle(self._by_number[exchange.stream], exchange)
 
     def status(self, now_ns: int) -> Status:
+        first = [lane for lane in self.lanes if lane.token_ns >= 0]
         return Status(
             t_ns=now_ns,
             connected=sum(c.state == "open" for c in self.conns.values()),
@@ -429,6 +433,8 @@ class Driver:
             last_error=self.last_error,
             error=self.error,
             ended=self.ended,
+            sent_ns=sum(lane.sent_ns for lane in first) // len(first) if first else -1,
+            token_ns=sum(lane.token_ns for lane in first) // len(first) if first else -1,
         )
 
     @property

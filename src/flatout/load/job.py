@@ -81,7 +81,8 @@ class Job(msgspec.Struct, frozen=True):
 class Status(msgspec.Struct, frozen=True):
     """How a job stands, sent a few times a second. `started`: streams whose request has yielded at least one token in
     some round. `in_flight`: requests sent and not ended. `events`: data events with content seen so far (not tokens).
-    `error`: set when the job stopped itself."""
+    `error`: set when the job stopped itself. `sent_ns`, `token_ns`: when the launch's requests were sent and
+    yielded their first tokens, in the mean over those that did; -1 before any."""
 
     t_ns: int
     connected: int
@@ -96,6 +97,8 @@ class Status(msgspec.Struct, frozen=True):
     last_error: str | None = None
     error: str | None = None
     ended: bool = False
+    sent_ns: int = -1
+    token_ns: int = -1
 
 
 class Counts(msgspec.Struct, frozen=True):

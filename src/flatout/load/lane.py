@@ -18,7 +18,7 @@ class Lane:
 
     __slots__ = (
         "connection", "done", "failures", "first", "number", "prepared", "proved", "refusals", "refused_since_ns",
-        "reopened", "retried", "round", "spare", "started", "stream",
+        "reopened", "retried", "round", "sent_ns", "spare", "started", "stream", "token_ns",
     )  # fmt: skip
 
     def __init__(self, number: int, stream: Stream) -> None:
@@ -36,6 +36,7 @@ class Lane:
         self.retried = False
         self.proved = False
         self.started = False
+        self.sent_ns = self.token_ns = -1  # the first request, and its first token
         self.done = False
 
     def next_exchange(self, job: Job) -> Exchange:

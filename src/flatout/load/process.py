@@ -460,6 +460,8 @@ def _merge_status(parts: list[Status | None]) -> Status:
     known = [p for p in parts if p is not None]
     if not known:
         return Status(monotonic_ns(), 0, 0, 0, 0, 0, 0, 0, 0, 0)
+    launched = [p for p in known if p.token_ns >= 0 and p.started]
+    started = sum(p.started for p in launched)
     counted = ("connected", "started", "in_flight", "sent", "finished", "failed", "rate_limited", "events")
     return Status(
         t_ns=min(p.t_ns for p in known),
@@ -467,6 +469,8 @@ def _merge_status(parts: list[Status | None]) -> Status:
         last_error=next((p.last_error for p in known if p.last_error is not None), None),
         error=next((p.error for p in known if p.error is not None), None),
         ended=(len(known) == len(parts) and all(p.ended for p in known)) or any(p.error is not None for p in known),
+        sent_ns=sum(p.sent_ns * p.started for p in launched) // started if started else -1,
+        token_ns=sum(p.token_ns * p.started for p in launched) // started if started else -1,
         **{name: sum(getattr(p, name) for p in known) for name in counted},
     )
 

@@ -44,12 +44,28 @@ def even_ends(
     return sorted(set(ends) | {float(grid[even][-1])})
 
 
+def pauses_ended(
+    first_tokens: Sequence[int], most_tokens: int, token_s: float, pause_s: float, age_s: float, at_s: float
+) -> int:
+    """How many pauses end in a window of `at_s`, even if the streams are a little slower than they seemed."""
+    begin = _begin(at_s, first_tokens, most_tokens, token_s * SPEED_OFF, pause_s, age_s) + pause_s
+    return int(((begin > 0) & (begin <= at_s)).sum())
+
+
+def _begin(
+    longest_s: float, firsts: Sequence[int], most: int, token_s: float, pause_s: float, age_s: float
+) -> npt.NDArray[np.float64]:
+    """When the pauses begin, in seconds since the window opened, up to `longest_s` at least."""
+    cycle = most * token_s + pause_s
+    rounds = np.arange(int((longest_s + age_s) / cycle) + 2) * cycle
+    return np.asarray((np.asarray(firsts, dtype=np.float64)[:, None] * token_s + rounds).ravel() - age_s)
+
+
 def _excess(
     at: npt.NDArray[np.float64], firsts: Sequence[int], most: int, token_s: float, pause_s: float, age_s: float
 ) -> npt.NDArray[np.float64]:
     """(n,) decoding time of windows of `at` seconds relative to the long run's, less 1."""
     cycle = most * token_s + pause_s
-    rounds = np.arange(int((at[-1] + age_s) / cycle) + 2) * cycle
-    begin = (np.asarray(firsts, dtype=np.float64)[:, None] * token_s + rounds).ravel() - age_s
+    begin = _begin(float(at[-1]), firsts, most, token_s, pause_s, age_s)
     paused = np.clip(np.minimum(at[:, None], begin + pause_s) - np.maximum(begin, 0.0), 0.0, None).sum(axis=1)
     return np.asarray((1.0 - paused / (len(firsts) * at)) / (1.0 - pause_s / cycle) - 1.0)

@@ -183,13 +183,15 @@ def early_end(
     look_index: int,
     looks: int,
     decoding_per_bin: Sequence[float] = (),
+    pause_deviation: float = 0.0,
 ) -> bool:
     """Whether the window may end at this look: its interval, allowing for all `looks`, is within ± `target_relative`.
 
     `counts_per_bin`: counts (events do) per bin of `bin_s` since the window opened; fine bins, 20 ms or less, are
     best. They are smoothed over a 24th of the window, so that the lumps of engine steps do not pass for noise.
     `decoding_per_bin`: how many streams decoded, so that their pauses do not pass for it either (as in
-    `window.pace_bins`). The last look always ends it. Raises ValueError for a look that was not planned.
+    `window.pace_bins`); `pause_deviation`: what is not known of these. The last look always ends it. Raises ValueError
+    for a look that was not planned.
     """
     if not 0 <= look_index < looks:
         raise ValueError(f"look {look_index} of {looks} was not planned")
@@ -203,7 +205,8 @@ def early_end(
     width = max(1, math.ceil(len(smooth) / BINS))
     n = len(smooth) // width
     bins = smooth[: n * width].reshape(n, width).sum(axis=1)
-    half = rate_interval(bins, bin_s=bin_s * width, looks=looks).relative_half_width
+    paused = PauseShare(0.0, pause_deviation)
+    half = rate_interval(bins, bin_s=bin_s * width, paused=paused, looks=looks).relative_half_width
     return half is not None and half <= target_relative
 
 

@@ -6,6 +6,7 @@ answer, as long as the last ones, so what the window holds too few or too many o
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,11 +20,14 @@ from flatout.measure.window import decoding_spans, lead_ns, overlap_mean
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
 
-CYCLE_OFF: Final = 0.05
-"""How far off the time of an answer may be that is known from its length and the speed only."""
+LENGTH_OFF: Final = 0.05
+"""How far off an answer's time may be that is taken from what was asked for, before any answer ended; and PACE_OFF
+where answers ended as long as they were asked to be."""
+PACE_OFF: Final = 0.01
 FEW: Final = 3
-FEW_OFF: Final = 0.2
-"""How far off the mean of fewer than FEW pauses may be: over the square root of their number."""
+FEW_OFF: Final = (0.02, 0.2)
+"""How far off fewer than FEW pauses may be, over the square root of their number: as far as they are from the nearest
+TTFT of the launch, within these limits."""
 UNSEEN_OFF: Final = 0.5
 """Likewise where no pause was seen and the launch's shortest TTFT stands for it."""
 
@@ -51,16 +55,29 @@ def pause_share(trace: Trace, samples: Samples, t0_ns: int, t1_ns: int) -> Pause
     places = _peak(first, last)
     if decoding <= 0 or not places:
         return PauseShare()
-    pauses, unseen = _pauses(trace, samples, places, t0_ns, t1_ns)
-    if not len(pauses) or pauses.mean() <= 0:
+    pauses, launch = _pauses(trace, samples, places, t0_ns, t1_ns), _launch_waits(trace, samples)
+    off = _mean_off(pauses, launch)
+    if not len(pauses):
+        pauses, off = launch, UNSEEN_OFF
+        pauses = pauses.min(keepdims=True) if len(pauses) else pauses
+    pause = float(pauses.mean()) if len(pauses) else 0.0
+    if pause <= 0:
         return PauseShare()
-    pause = float(pauses.mean())
     cycle, cycle_off = _cycle(trace, samples, pause, t1_ns)
     if cycle <= pause:
         return PauseShare()
     share = pause / cycle
-    off = float(np.hypot(_mean_off(pauses, unseen), cycle_off))
-    return PauseShare(decoding / (places * (1.0 - share)) - 1.0, share / (1.0 - share) * off)
+    return PauseShare(
+        decoding / (places * (1.0 - share)) - 1.0, share / (1.0 - share) * float(np.hypot(off, cycle_off))
+    )
+
+
+def expected_deviation(share: float, pauses: int) -> float:
+    """What `PauseShare.deviation` will be in a steady load, where a place pauses for `share` of the time and the window
+    holds so many pauses."""
+    few = FEW_OFF[0] / math.sqrt(pauses) if 0 < pauses < FEW else 0.0
+    off = math.hypot(few, PACE_OFF) if pauses else UNSEEN_OFF
+    return share / (1.0 - share) * off if share < 1.0 else math.inf
 
 
 def _spans(trace: Trace, samples: Samples, t1_ns: int) -> tuple[I64, I64]:
@@ -82,8 +99,8 @@ def _peak(first: I64, last: I64) -> int:
     return int(np.cumsum(change[order]).max())
 
 
-def _pauses(trace: Trace, samples: Samples, places: int, t0_ns: int, t1_ns: int) -> tuple[F64, bool]:
-    """ns of the pauses that ended in the window; else of those before; else the launch's shortest wait, and True."""
+def _pauses(trace: Trace, samples: Samples, places: int, t0_ns: int, t1_ns: int) -> F64:
+    """ns of the pauses that ended in the window; else of those before."""
     lead = lead_ns(trace, samples.requests)
     has = (trace.first_ns >= 0) & (trace.first_ns < t1_ns)
     order = np.argsort(trace.first_ns[has], kind="stable")
@@ -91,29 +108,33 @@ def _pauses(trace: Trace, samples: Samples, places: int, t0_ns: int, t1_ns: int)
     _, last = _spans(trace, samples, t1_ns)
     ends = np.sort(last[last < np.iinfo(np.int64).max])
     n = min(len(ends), max(0, len(first) - places))
-    if n:
-        begun, waits = first[places : places + n], np.maximum(led[places : places + n] - ends[:n], 0.0)
-        inside = begun >= t0_ns
-        return np.asarray(waits[inside] if inside.any() else waits), False
+    begun, waits = first[places : places + n], np.maximum(led[places : places + n] - ends[:n], 0.0)
+    inside = begun >= t0_ns
+    return np.asarray(waits[inside] if inside.any() else waits)
+
+
+def _launch_waits(trace: Trace, samples: Samples) -> F64:
+    """ns from send to first token, less its lead, of the launch's requests."""
     launch = (samples.round == 0) & (samples.send_ns >= 0) & (trace.first_ns >= 0)
-    found = np.maximum(trace.first_ns - samples.send_ns - lead, 0.0)[launch]
-    return (found.min(keepdims=True) if len(found) else np.zeros(0)), True
+    lead = lead_ns(trace, samples.requests)
+    return np.asarray(np.maximum(trace.first_ns - samples.send_ns - lead, 0.0)[launch])
 
 
-def _mean_off(pauses: F64, unseen: bool) -> float:
-    """The relative standard deviation of the pauses' mean."""
-    if unseen:
-        return UNSEEN_OFF
-    n, mean = len(pauses), float(pauses.mean())
+def _mean_off(pauses: F64, launch: F64) -> float:
+    """The relative standard deviation of the pauses' mean: their own, where there are few also what else is known."""
+    n, mean = len(pauses), float(pauses.mean()) if len(pauses) else 0.0
+    if mean <= 0:
+        return 0.0
     own = float(pauses.std(ddof=1)) / mean if n > 1 else 0.0
-    return float(np.hypot(own, FEW_OFF if n < FEW else 0.0) / np.sqrt(n))
+    few = np.clip(np.abs(launch / mean - 1.0).min(), *FEW_OFF) if len(launch) else FEW_OFF[1]
+    return float(np.hypot(own, few if n < FEW else 0.0) / np.sqrt(n))
 
 
 def _cycle(trace: Trace, samples: Samples, pause_ns: float, t1_ns: int) -> tuple[float, float]:
     """(ns from one pause of a place to its next, the relative standard deviation of that mean).
 
-    Answers that ended, after the launch's (whose lengths are spread on purpose), tell the lengths; without one, what
-    was asked for does, at the speed seen.
+    Answers that ended, after the launch's (whose lengths are spread on purpose), tell the lengths; before there are
+    any, what was asked for does, at the speed seen, as far as the launch's answers became as long as they should.
     """
     later = ~trace.is_first
     tokens = float(trace.k[later].sum())
@@ -127,5 +148,11 @@ def _cycle(trace: Trace, samples: Samples, pause_ns: float, t1_ns: int) -> tuple
     if len(answers) > 1:
         off = float(answers.std(ddof=1)) / np.sqrt(len(answers))
         return float(answers.mean()) + pause_ns, off / (float(answers.mean()) + pause_ns)
-    asked = samples.asked_tokens[samples.asked_tokens > 0]
-    return (float(asked.max()) * token_ns + pause_ns, CYCLE_OFF) if len(asked) else (0.0, 0.0)
+    asked = samples.asked_tokens
+    if not (asked > 0).any():
+        return 0.0, 0.0
+    done = (samples.outcome == OK) & (asked > 0) & (trace.first_ns >= 0)
+    got = np.bincount(trace.request, trace.k, samples.requests)[done] / asked[done]
+    reached = float(got.mean()) if len(got) else 1.0
+    off = float(np.hypot(PACE_OFF, got.std(ddof=1) / np.sqrt(len(got)))) if len(got) > 1 else LENGTH_OFF
+    return float(asked.max()) * reached * token_ns + pause_ns, off

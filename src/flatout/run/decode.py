@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from flatout.load.job import Status, Stream
-from flatout.load.process import LoadError, Outcome
-from flatout.measure.ends import even_ends
+from flatout.load.process import MIN_BIN_NS, LoadError, Outcome
+from flatout.measure.ends import even_ends, pauses_ended
 from flatout.measure.interval import early_end
+from flatout.measure.pauses import FEW, expected_deviation
 from flatout.measure.verdict import contaminated
 from flatout.plan import PlannedCell
 from flatout.record import Attempt, Cell, Window
@@ -30,7 +32,8 @@ from flatout.target.base import Live, TargetError
 LOOKS: Final = 4
 TICK_S: Final = 0.05
 SHOW_S: Final = 0.25
-BIN_NS: Final = 10_000_000
+LIVE_BINS: Final = 500
+"""Of the shortest window: how fine the live counts are, within what is sensible for a look."""
 EVEN_SHARE: Final = 0.5
 """Of the wanted precision: so much may a window's share of pauses cost at its possible ends."""
 SPEED_SHARE: Final = 0.2
@@ -160,6 +163,7 @@ class _Go:
         self._poller = poller
         self._shown = 0.0
         self._last: tuple[int, int] | None = None
+        self._pauses: Callable[[float], tuple[float, int]] = lambda _: (0.0, FEW)
 
     def steady(self) -> str | None:
         """Waits until the load is steady; None then, else why it is not. Raises Stopped."""
@@ -204,7 +208,7 @@ class _Go:
     def window(self, launch_ns: int) -> Window | None:
         """Opens the window now, and closes it at one of the times fixed beforehand; None if the load broke."""
         suite = self._session.options.suite
-        looks = self._looks(launch_ns)
+        looks = self._looks()
         opened, open_ns = now_iso(), time.monotonic_ns()
         ended_by = "fixed time" if len(looks) == 1 else "longest time"
         for index, at_s in enumerate(looks):
@@ -219,12 +223,11 @@ class _Go:
             looks_s=looks, steady_after_s=(open_ns - launch_ns) / 1e9,
         )  # fmt: skip
 
-    def _looks(self, launch_ns: int) -> list[float]:
+    def _looks(self) -> list[float]:
         """The window's possible ends: where precision is asked for, times at which the pauses between requests have
         their share. Watches the streams' speed for a moment."""
         suite, n = self._session.options.suite, self._planned.concurrency
         looks = look_times_s(suite)
-        steady_ns = time.monotonic_ns()
         per_event = self._session.tokens_per_event
         if len(looks) < 2 or per_event is None or n > (self._session.limits.max_running or n):
             return looks
@@ -232,13 +235,15 @@ class _Go:
         self._session.control.sleep(SPEED_SHARE * suite.min_time_s)
         after = self._session.pool.status()
         events = after.events - before.events
-        if events <= 0 or after.t_ns <= before.t_ns:
+        if events <= 0 or after.t_ns <= before.t_ns or after.token_ns < 0:
             return looks
         token_s = (after.t_ns - before.t_ns) / 1e9 * n / (events * per_event)
-        pause_s = max(0.0, (steady_ns - launch_ns) / 1e9 - TICK_S / 2)
-        age_s = (time.monotonic_ns() - steady_ns) / 1e9
+        age_s = (time.monotonic_ns() - after.token_ns) / 1e9
         most = self._planned.max_output
         firsts = sends.first_lengths(n, most, self._session.options.seed + n)
+        pause_s = (after.token_ns - after.sent_ns) / 1e9
+        share = pause_s / (most * token_s + pause_s)
+        self._pauses = lambda at_s: (share, pauses_ended(firsts, most, token_s, pause_s, age_s, at_s))
         assert suite.precision is not None
         return even_ends(firsts, most, token_s, pause_s, age_s, looks, EVEN_SHARE * suite.precision)
 
@@ -258,13 +263,17 @@ class _Go:
     def _precise_enough(self, open_ns: int, close_ns: int, index: int, looks: int) -> bool:
         precision = self._session.options.suite.precision
         assert precision is not None
-        counts = self._session.pool.look(BIN_NS)
+        bin_ns = min(max(round(self._session.options.suite.min_time_s * 1e9 / LIVE_BINS), MIN_BIN_NS), 10 * MIN_BIN_NS)
+        counts = self._session.pool.look(bin_ns)
         first = math.ceil((open_ns - counts.t0_ns) / counts.bin_ns)
         last = (close_ns - counts.t0_ns) // counts.bin_ns
         # what an even end may be off goes into the interval, too: half of it into its half width
         target = precision * (1.0 - EVEN_SHARE / 2.0)
         bins = slice(first, last)
-        return early_end(counts.counts[bins], counts.bin_ns / 1e9, target, index, looks, counts.decoding[bins])
+        return early_end(
+            counts.counts[bins], counts.bin_ns / 1e9, target, index, looks, counts.decoding[bins],
+            expected_deviation(*self._pauses((close_ns - open_ns) / 1e9)),
+        )  # fmt: skip
 
     def _name(self) -> str:
         return f"{self._planned.label} × {self._planned.concurrency}"
