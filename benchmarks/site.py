@@ -112,7 +112,7 @@ def _settings(data: Path, url: str | None) -> Settings:
     return Settings(
         data_dir=folder, database_url=url or f"sqlite:///{folder / 'site.sqlite3'}", files_url=str(folder / "files"),
         secret="a secret of the benchmark, 0123456789abcdef", port=port, base_url=f"http://127.0.0.1:{port}",
-        publish_per_hour=0, requests_per_minute=0,
+        publish_per_hour=0, requests_per_minute=0, comparisons_per_minute=0,
     )  # fmt: skip
 
 

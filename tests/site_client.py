@@ -32,6 +32,7 @@ def settings(folder: Path, **more: Any) -> Settings:
         "base_url": BASE,
         "publish_per_hour": 0,
         "requests_per_minute": 0,
+        "comparisons_per_minute": 0,
     }
     return Settings(**{**parts, **more})
 

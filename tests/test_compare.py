@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flatout.compare import CompareError, Comparison, Verdict, check, compare, fail_if, read_sides
 from flatout.compare.figures import figure, read
-from flatout.compare.ratio import NARROWEST, Estimate, estimate, level_of, of_samples, ratio
+from flatout.compare.ratio import NARROWEST, Estimate, estimate, least_shown, level_of, of_samples, ratio, together
 from flatout.flags import Flag as FlagName
 from flatout.flags import Status
 from flatout.measure.interval import rate_interval
 from flatout.record import Cell, Flag, Rate, Record, dump
 from flatout.show import comparison as show
+from flatout.show.page import compared as page
 from tests import records
 from tests.test_show_markdown import tables
 from tests.test_show_table import HOSTILE, hostile
@@ -390,3 +392,64 @@ def test_each_later_side_is_told_by_its_own_letter() -> None:
     told = [text.split("B / A is the ratio")[0] for text in told]
     assert all("C: " in text and "B: " not in text and "B / A" not in text for text in told)
     assert "on side C" in show.outcomes(found) and show.data(made)["pairs"][1]["letter"] == "C"
+
+
+# --- at the ends of all floats --------------------------------------------------------------------------------------
+
+ends = st.one_of(
+    st.sampled_from([5e-324, 1e-308, 2.3e-308, 1e-300, 1.0, 1e300, 1e304, 1e308, sys.float_info.max]),
+    st.floats(min_value=5e-324, allow_infinity=False),
+)
+
+
+@st.composite
+def extremes(draw: st.DrawFn) -> Estimate:
+    """Any positive value with any interval that holds it, or none."""
+    value = draw(ends)
+    low = draw(st.one_of(st.none(), st.just(0.0), st.floats(0.0, value)))
+    high = draw(st.one_of(st.none(), st.just(sys.float_info.max), st.floats(value, allow_infinity=False)))
+    made = estimate(value, low, high, n=draw(st.integers(2, 9)), between=draw(st.booleans()))
+    assert made is not None
+    return made
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(extremes(), min_size=1, max_size=4), st.lists(extremes(), min_size=1, max_size=4))
+@example([Estimate(1e308, 0.1, 0.1)] * 4, [Estimate(1e-308, 0.1, 0.1)] * 4)
+def test_no_number_is_too_large_or_too_small_for_a_ratio(a: list[Estimate], b: list[Estimate]) -> None:
+    made = [ratio(a, b), ratio(b, a)]
+    made.append(together(made))
+    for found in made:
+        assert 0 < found.value < math.inf and not math.isnan(found.value)
+        if found.low is not None and found.high is not None:
+            assert 0 <= found.low <= found.value * (1 + 1e-9) and found.value <= found.high * (1 + 1e-9)
+        assert found.p is None or 0 <= found.p <= 1
+        least = least_shown(found, 0.05)
+        assert least is None or math.isfinite(least)
+    mean = of_samples(a[0].value, [one.value for one in (*a, *b)])
+    assert mean is not None and mean.low is not None and mean.high is not None
+    assert mean.low <= a[0].value <= mean.high
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(ends, ends), min_size=2, max_size=4))
+@example([(1e308, 1e308), (1e-308, 1e-308)])
+def test_records_with_any_positive_rates_are_compared_and_shown(rates: list[tuple[float, float]]) -> None:
+    made = compare([extreme(number, *pair) for number, pair in enumerate(rates)])
+    show.text(made, 100, every=True)
+    show.markdown(made, every=True)
+    json.dumps(show.data(made, check(made, fail_if("total_tok_s < -3%; itl_ms.p99 > 5"))), allow_nan=False)
+    assert page.fragment(made).body
+
+
+def extreme(number: int, prefill: float, total: float) -> Record:
+    """A record with these rates, each with an interval around it; no two of the same configuration."""
+    cells = [records.prefill("8K", 8 * K, 9000.0, 910.0)]
+    cells += [records.decode("8K", 8 * K, n, 100.0) for n in (1, 4)]
+    for cell, value in zip(cells, (prefill, total, total), strict=True):
+        made = Rate(value=value, low=value * 0.9, high=min(value * 1.1, sys.float_info.max), interval="batches", n=30)
+        if cell.prefill is not None:
+            cell.prefill.prefill_tok_s = made
+        if cell.decode is not None:
+            cell.decode.total_tok_s = made
+    return records.record(cells, id=f"run-{number}")

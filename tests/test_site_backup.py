@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import hashlib
 import io
 import json
+import math
+import os
 import stat
 import tarfile
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from hypothesis import HealthCheck, given
+from hypothesis import settings as bounded
+from hypothesis import strategies as st
 
 from flatout.site.backup import Counted, backup, restore
 from flatout.site.blobs import Blobs
 from flatout.site.database import Database
 from flatout.site.errors import SiteError, Unavailable
+from flatout.site.pages.rendered import Rendered
 from flatout.site.schema import accounts, metadata, reports, tokens
 from flatout.site.settings import Settings
 from flatout.site.store import Store, now_us
@@ -295,3 +305,173 @@ def test_a_backup_of_a_site_that_is_written_to(kind: str, tmp_path: Path) -> Non
         assert nothing_half(back) == counted.runs
         back.database.close()
     close(ours)
+
+
+# --- made up by somebody ------------------------------------------------------------------------------------------
+
+
+def _rows(table: str, **values: Any) -> Callable[[str, bytes], tuple[str, bytes]]:
+    """Puts values into each row of a table; the manifest, which comes first, must be changed by `_retold`."""
+
+    def change(name: str, data: bytes) -> tuple[str, bytes]:
+        if name != f"tables/{table}.jsonl.gz":
+            return name, data
+        rows = [{**json.loads(line), **values} for line in gzip.decompress(data).splitlines()]
+        return name, gzip.compress(b"".join(json.dumps(row).encode() + b"\n" for row in rows))
+
+    return change
+
+
+def _retold(archive: Path, out: Path, change: Callable[[str, bytes], tuple[str, bytes] | None]) -> Path:
+    """The archive with its tables changed and a manifest that tells of them as they are now."""
+    changed = rewritten(archive, out.with_suffix(".first"), change)
+    told: dict[str, Any] = {}
+    with tarfile.open(changed) as read:
+        for member in read:
+            file = read.extractfile(member)
+            if file is not None and member.name.startswith("tables/"):
+                rows = gzip.decompress(file.read())
+                name = member.name.removeprefix("tables/").removesuffix(".jsonl.gz")
+                told[name] = {"rows": rows.count(b"\n"), "sha256": hashlib.sha256(rows).hexdigest()}
+    made = rewritten(changed, out, _manifest(tables=told))
+    changed.unlink()
+    return made
+
+
+MADE_UP: dict[str, tuple[str, dict[str, Any]]] = {
+    "a name that moves the cursor": ("accounts", {"name": "ann\x1b[2J"}),
+    "a name of two lines": ("accounts", {"name": "ann\n"}),
+    "no name": ("accounts", {"name": ""}),
+    "a name that is none": ("accounts", {"name": None}),
+    "a name that is a number": ("accounts", {"name": 7}),
+    "a time beyond all": ("accounts", {"created_us": 10**30}),
+    "a time that is text": ("accounts", {"created_us": "DROP"}),
+    "a time that is a list": ("accounts", {"created_us": [1]}),
+    "a time that is true": ("accounts", {"created_us": True}),
+    "a number that is none": ("accounts", {"created_us": math.nan}),
+    "an endless rate": ("runs", {"single_tok_s": math.inf}),
+    "a rate that is text": ("runs", {"single_tok_s": "fast"}),
+    "a state that there is not": ("runs", {"state": "best"}),
+    "a summary that is a list": ("runs", {"summary": "[]"}),
+    "a summary that is deep": ("runs", {"summary": "[" * 100_000}),
+    "half a sign": ("runs", {"model": "\ud800"}),
+    "no sign": ("reports", {"reason": "a\0b"}),
+    "a model of two lines": ("runs", {"model": "a\r\nSet-Cookie: b"}),
+    "too long a model": ("runs", {"model": "m" * 201}),
+    "a flag that is a number": ("points", {"sound": 1}),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", MADE_UP)
+def test_what_no_site_can_hold_is_not_restored(
+    how: str, kind: str, whole: tuple[Settings, Path, Counted], tmp_path: Path
+) -> None:
+    """Its hashes are right: whoever made the archive counted anew."""
+    _, archive, _ = whole
+    table, values = MADE_UP[how]
+    bad = _retold(archive, tmp_path / "bad.backup", _rows(table, **values))
+    theirs = site(kind, tmp_path / "theirs")
+    with pytest.raises(SiteError, match="damaged") as told:
+        restore(theirs, bad)
+    assert str(told.value).isprintable() and len(str(told.value)) < 300
+    assert not any(everything(theirs).values()) and not kept(theirs)
+    close(theirs)
+
+
+def test_what_was_counted_anew_is_restored(whole: tuple[Settings, Path, Counted], tmp_path: Path) -> None:
+    """The tests above change one thing alone."""
+    _, archive, made = whole
+    assert restore(site("sqlite", tmp_path / "s"), _retold(archive, tmp_path / "b", lambda *one: one)) == made
+
+
+def kept(settings: Settings) -> list[Path]:
+    return [path for path in Path(settings.files_url).rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"revision": None}, {"revision": 1}, {"revision": "head"}, {"revision": "base"}, {"revision": "+1"},
+        {"revision": ["0001"]}, {"revision": "0001\n"}, {"format": ["x"] * 1000}, {"tables": {"runs": 3}},
+        {"tables": {"runs": {"rows": 10**30, "sha256": "0" * 64}}}, {"tables": {"runs": {"rows": "1", "sha256": ""}}},
+        {"tables": {"runs": {"rows": True, "sha256": "0" * 64}}},
+    ],
+)  # fmt: skip
+def test_a_manifest_that_somebody_made_up(
+    more: dict[str, Any], whole: tuple[Settings, Path, Counted], tmp_path: Path
+) -> None:
+    _, archive, _ = whole
+    theirs = site("sqlite", tmp_path / "theirs")
+    with pytest.raises(SiteError) as told:
+        restore(theirs, rewritten(archive, tmp_path / "bad.backup", _manifest(**more)))
+    assert str(told.value).isprintable() and not any(everything(theirs).values()) and not kept(theirs)
+
+
+def test_a_bomb_in_the_files_ends_at_the_limit(whole: tuple[Settings, Path, Counted], tmp_path: Path) -> None:
+    _, archive, _ = whole
+    bomb = gzip.compress(bytes(2**26))
+    name = hashlib.sha256(bytes(2**26)).hexdigest()
+    theirs = site("sqlite", tmp_path / "theirs", max_record_bytes=2**20, max_samples_bytes=2**19)
+    for member in (f"files/records/{name}", f"files/samples/{name}"):
+        data = bomb if "records" in member else bytes(2**21)
+        bad = rewritten(archive, tmp_path / "bad.backup", lambda n, d, m=member, b=data: (  # type: ignore[misc]
+            (m, b) if n.startswith(m.rpartition("/")[0]) else (n, d)))  # fmt: skip
+        tracemalloc.start()
+        try:
+            with pytest.raises(SiteError, match="nothing was restored|Nothing was restored"):
+                restore(theirs, bad)
+            assert tracemalloc.get_traced_memory()[1] < 16 * 2**20
+        finally:
+            tracemalloc.stop()
+        assert not any(everything(theirs).values()) and not kept(theirs)
+
+
+def test_rows_without_end_end_where_the_manifest_says(whole: tuple[Settings, Path, Counted], tmp_path: Path) -> None:
+    _, archive, _ = whole
+
+    def more(name: str, data: bytes) -> tuple[str, bytes]:
+        return name, gzip.compress(gzip.decompress(data) * 20_000) if name.startswith("tables/accounts") else data
+
+    theirs = site("sqlite", tmp_path / "theirs")
+    with pytest.raises(SiteError, match="accounts is not as it was"):
+        restore(theirs, rewritten(archive, tmp_path / "bad.backup", more))
+    assert not any(everything(theirs).values())
+
+
+@bounded(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.tuples(st.integers(0, 10**7), st.binary(min_size=1, max_size=40)), min_size=1, max_size=4))
+def test_any_damage_is_told_in_words(
+    whole: tuple[Settings, Path, Counted], tmp_path_factory: pytest.TempPathFactory, damage: list[tuple[int, bytes]]
+) -> None:
+    """What is damaged lies at the beginning for the most part, where the manifest and the tables are."""
+    _, archive, _ = whole
+    folder = tmp_path_factory.mktemp("damaged")
+    data = bytearray(archive.read_bytes())
+    for at, put in damage:
+        at %= len(data) if at % 2 else 6_000
+        data[at : at + len(put)] = put
+    (folder / "bad").write_bytes(data)
+    with contextlib.suppress(SiteError):  # where the padding was hit it is as good as before
+        restore(site("sqlite", folder / "theirs"), folder / "bad")
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o000])
+def test_nobody_else_reads_the_database(mask: int, tmp_path: Path) -> None:
+    """Whatever the folder was made with, and though the file is of an earlier version."""
+    before = os.umask(mask)
+    try:
+        tmp_path.chmod(0o755)
+        ours = site("sqlite", tmp_path)
+        (tmp_path / "site.sqlite3").touch(mode=0o666)
+        store = opened(ours)
+        store.publish(site_records.taken(ours, 1), account_id=None, who="x", samples=b"zip")
+        Rendered(tmp_path / "rendered").get("run", "ab" * 32, lambda: b"drawn")
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+        assert {modes["rendered"], modes["files"]} == {0o700}
+        files = [path for path in tmp_path.glob("site.sqlite3*")]
+        assert len(files) == 3 and {modes[path.name] for path in files} == {0o600}
+        assert {stat.S_IMODE(path.stat().st_mode) for path in kept(ours)} == {0o600}
+        store.database.close()
+    finally:
+        os.umask(before)

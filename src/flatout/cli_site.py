@@ -55,6 +55,7 @@ def site_command(
     moderation: Annotated[str | None, option("open, or queue: a moderator looks first.", panel=_SITE)] = None,
     publish_per_hour: Annotated[int | None, option("Limit for each account and address; 0: none.", panel=_SITE)] = None,
     requests_per_minute: Annotated[int | None, option("Limit for each address; 0: none.", panel=_SITE)] = None,
+    comparisons_per_minute: Annotated[int | None, option("Limit for each address; 0: none.", panel=_SITE)] = None,
     proxy: Annotated[
         list[str] | None, option("Address or network of a proxy in front; repeatable.", "--proxy", panel=_SITE)
     ] = None,

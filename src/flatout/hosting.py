@@ -102,7 +102,7 @@ def backup(given: Mapping[str, Any], out: Path) -> int:
 
     with _operating("stopped; no backup was written"):
         held = operate.backup(settings, out)
-    _say(f"{out}: {held.runs} runs, {held.files} files, {size(out.stat().st_size)}")
+    _say(f"{out}: {_count(held.runs, 'run')}, {_count(held.files, 'file')}, {size(out.stat().st_size)}")
     return EXIT_OK
 
 
@@ -116,7 +116,9 @@ def restore(given: Mapping[str, Any], source: Path) -> int:
         raise HostingError(f"there is no file {source}")
     with _operating("stopped; nothing was restored"):
         held = operate.restore(settings, source)
-    _say(f"{held.runs} runs and {held.files} files are back, in {shown_database(settings.database_url)}")
+    runs, files = _count(held.runs, "run"), _count(held.files, "file")
+    are = "are" if held.runs + held.files != 1 else "is"
+    _say(f"{runs} and {files} {are} back, in {shown_database(settings.database_url)}")
     return EXIT_OK
 
 
@@ -143,6 +145,10 @@ def _settings(given: Mapping[str, Any]) -> Settings:
     if settings.database_url.startswith("postgresql") and find_spec("psycopg") is None:
         raise HostingError("PostgreSQL needs one more package: pip install 'flatout[site,postgres]'")
     return settings
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
 
 
 def _say(text: str) -> None:
@@ -218,7 +224,7 @@ def _samples(record: Path, made: Preview) -> Packed:
 
     packed = pack(made.record, find(record).parent)
     if packed.missing:
-        _say(f"{packed.missing} cells' samples are not beside the record; the others are sent")
+        _say(f"the samples of {_count(packed.missing, 'cell')} are not beside the record; the others are sent")
     return packed
 
 
@@ -259,7 +265,7 @@ def _publish(
         except KeyboardInterrupt:
             _say("\nstopped while it was sent; it may have arrived. Publishing it again is safe: it is taken once")
             return EXIT_STOPPED
-    _tell(made, published, as_json)
+    _tell(made, published, replaces, as_json)
     return EXIT_OK
 
 
@@ -277,7 +283,7 @@ def _agreed(ask: Callable[[str], str] = input) -> bool:
         return False
 
 
-def _tell(made: Preview, published: Published, as_json: bool) -> None:
+def _tell(made: Preview, published: Published, replaces: str | None, as_json: bool) -> None:
     if as_json:
         told = {
             "id": published.public_id,
@@ -291,6 +297,8 @@ def _tell(made: Preview, published: Published, as_json: bool) -> None:
         return
     if published.state == "queued":
         _say("a moderator looks at it first; until then only you see it")
+        if replaces:
+            _say("the run whose place it takes stays public until this one is approved")
     elif not published.created:
         _say("the site had this very record already")
     print(published.url)

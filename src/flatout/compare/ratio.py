@@ -24,6 +24,7 @@ NARROWEST: Final = 0.001
 _TAIL = 0.975
 _Z = NormalDist().inv_cdf(_TAIL)
 _LEAST_ERROR = math.log1p(NARROWEST) / _Z
+_FARTHEST = 700.0  # of a logarithm: beyond it the exponential is no float any more
 _MANY = 200.0  # degrees of freedom from which Student's t is taken for normal
 
 How = Literal["within this run", "between repeats"]
@@ -92,7 +93,7 @@ def of_samples(value: float | None, samples: Sequence[float]) -> Estimate | None
         return Estimate(value, reason="one sample has no spread")
     df = float(len(logs) - 1)
     error = max(math.sqrt(_squares(logs) / df / len(logs)), _LEAST_ERROR)
-    far = math.exp(min(error * quantile_of(_TAIL, df), 700.0))
+    far = _exp(error * quantile_of(_TAIL, df))
     return Estimate(value, error, error, df, value / far, value * far)
 
 
@@ -105,7 +106,7 @@ def ratio(a: Sequence[Estimate], b: Sequence[Estimate]) -> Ratio:
     if not a or not b:
         raise ValueError("a ratio needs a value on each side")
     change = _mean([math.log(e.value) for e in b]) - _mean([math.log(e.value) for e in a])
-    value = math.exp(min(max(change, -700.0), 700.0))
+    value = _exp(change)
     found = [r for r in (_within(a, b, change), _between(a, b, change)) if r is not None]
     if not found:
         missing = next((e.reason for e in (*b, *a) if e.reason), None)
@@ -159,21 +160,21 @@ def _added(one: _Error, two: _Error) -> _Error:
 
 def _judged(change: float, lower: _Error, higher: _Error, how: How) -> Ratio:
     ends = [change - lower[0] * quantile_of(_TAIL, lower[1]), change + higher[0] * quantile_of(_TAIL, higher[1])]
-    low, high = (math.exp(min(end, 700.0)) if end > -math.inf else 0.0 for end in ends)
+    low, high = (_exp(end) if end > -math.inf else 0.0 for end in ends)
     # the end that lies towards "equal" decides
     error, df = lower if change > 0 else higher
     p = 2 * _tail(abs(change) / error, df) if change else 1.0
     most = max(lower, higher, key=lambda e: e[0] * quantile_of(_TAIL, e[1]))
-    return Ratio(math.exp(change), low, high, p, most[0], most[1], how)
+    return Ratio(_exp(change), low, high, p, most[0], most[1], how)
 
 
 def together(found: Sequence[Ratio]) -> Ratio:
     """Geometric mean of ratios (at least one), with its 95 % interval from their errors, taken as independent."""
-    value = math.exp(_mean([math.log(r.value) for r in found]))
+    value = _exp(_mean([math.log(r.value) for r in found]))
     if any(r.error is None for r in found):
         return Ratio(value, reason="not every cell has an interval")
     error = math.hypot(*(r.error or 0.0 for r in found)) / len(found)
-    far = math.exp(min(error * _Z, 700.0))
+    far = _exp(error * _Z)
     return Ratio(value, value / far, value * far, error=error)
 
 
@@ -213,6 +214,11 @@ def quantile_of(p: float, df: float) -> float:
 def _tail(t: float, df: float) -> float:
     """P(T > t) for t >= 0."""
     return math.erfc(t / math.sqrt(2)) / 2 if df >= _MANY else t_cdf(-t, max(1.0, df))
+
+
+def _exp(logarithm: float) -> float:
+    """The exponential within what floats hold, above 0: of one beyond it, that of the farthest."""
+    return math.exp(min(max(logarithm, -_FARTHEST), _FARTHEST))
 
 
 def _mean(values: Sequence[float]) -> float:

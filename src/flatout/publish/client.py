@@ -6,6 +6,7 @@ Redirects are not followed: the token goes to the address that was typed and now
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import queue
 import random
@@ -123,13 +124,25 @@ class Site:
         where = "/api/v1/runs" + (f"?replaces={parcel.replaces}" if parcel.replaces else "")
         answer = self._patiently("POST", where, "the record", body, headers)
         content = answer.json()
-        public_id, link = content.get("id"), content.get("url")
-        if answer.status not in (200, 201) or not isinstance(public_id, str) or not isinstance(link, str):
+        public_id, link = content.get("id"), _link(self.url, content.get("url"))
+        if answer.status not in (200, 201) or not isinstance(public_id, str) or link is None:
             raise SiteTrouble(f"{self.url} took the record but does not say where it is", answer.status)
-        return Published(
-            clean(public_id, 40), clean(urljoin(f"{self.url}/", link), 300), clean(content.get("state", "public"), 20),
-            answer.status == 201,
-        )  # fmt: skip
+        self._compare(parcel.record, content.get("content_hash"))
+        if urlsplit(link).netloc.lower() != urlsplit(self.url).netloc.lower():
+            self._say(f"note: the link leads to another address than {self.url}, which is where the record was sent")
+        return Published(public_id=clean(public_id, 40), url=link, state=clean(content.get("state", "public"), 20),
+                         created=answer.status == 201)  # fmt: skip
+
+    def _compare(self, record: bytes, told: object) -> None:
+        """Raises SiteTrouble where the site keeps something else than was sent."""
+        sent = hashlib.sha256(record).hexdigest()
+        if told is None:
+            self._say(f"note: {self.url} does not say under which hash it keeps the record; it was sent as {sent}")
+        elif told != sent:
+            raise SiteTrouble(
+                f"{self.url} took the record but keeps something else: it was sent with the SHA-256 {sent}, and the "
+                f"site names {clean(told, 64)}. Look at it there, and withdraw it if it is not yours"
+            )
 
     def _patiently(
         self, method: str, where: str, what: str, body: bytes | None, headers: dict[str, str] | None = None
@@ -175,6 +188,19 @@ class Site:
         return got
 
 
+def _link(url: str, told: object) -> str | None:
+    """Where the site's words lead, as something that may be shown as a link; None where they are none."""
+    if not isinstance(told, str) or not told or len(told) > 2_000:
+        return None
+    try:
+        made = urljoin(f"{url}/", told)
+        parts = urlsplit(made)
+        good = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
+    except ValueError:
+        return None
+    return clean(made, 300) if good else None
+
+
 def _limited(reply: httpx.Response) -> bytes:
     parts, size = [], 0
     for part in reply.iter_raw():
@@ -203,8 +229,6 @@ def _packed(parcel: Parcel) -> tuple[dict[str, str], bytes]:
 
 
 def _crc(*parts: bytes) -> str:
-    import hashlib
-
     return hashlib.sha256(b"".join(parts)).hexdigest()[:24]
 
 
@@ -253,7 +277,7 @@ def _good(answer: _Answer, url: str) -> _Answer:
     if answer.status < 300:
         return answer
     if answer.status < 400:
-        there = clean(urljoin(f"{url}/", answer.headers.get("location", "")), 200)
+        there = _link(url, answer.headers.get("location")) or "an address that is none"
         raise SiteTrouble(
             f"{url} sends on to {there}. The token is sent nowhere but where you say: if that is the site, use it with "
             "--to",

@@ -14,17 +14,20 @@ from flatout.show.safe import clean
 
 _ACTIVE: Final = re.compile(r"([\\`*_\[\]|~$#])")
 _MENTION: Final = re.compile(r"@(?=\w)")
+_LINK: Final = re.compile(r"(?i)(?<![a-z])(https?|ftp|mailto|xmpp):|(?<![a-z0-9])(www)(?=\.)")
 _ENTITIES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _SUPERSCRIPT: Final = str.maketrans("abcdefghijklmnoprstuvwxyz", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ")
 _WORD_JOINER: Final = "\u2060"
 
 
 def escape(text: object, limit: int = 500) -> str:
-    """Text that Markdown shows as itself, on one line: no markup, HTML, table cell, formula or mention begins in it."""
+    """Text that Markdown shows as itself, on one line: no markup, HTML, table cell, formula, link or mention begins in
+    it."""
     shown = str(text).replace(HARD_SPACE, " ")
     escaped = _ACTIVE.sub(r"\\\1", clean(shown, limit)).translate(_ENTITIES)
-    # nothing escapes an @ on GitHub: an invisible joiner keeps it from naming a person
-    return _MENTION.sub(f"@{_WORD_JOINER}", escaped)
+    # nothing escapes an @ or a bare address on GitHub: an invisible joiner keeps it from naming a person, from linking
+    inert = _MENTION.sub(f"@{_WORD_JOINER}", escaped)
+    return _LINK.sub(lambda found: f"{found[0]}{_WORD_JOINER}", inert)
 
 
 def render(record: Record) -> str:

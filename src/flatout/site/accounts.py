@@ -41,13 +41,16 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Who:
-    """Whose token it is, and what it may. `used_us`: when it was last seen, to the minute."""
+    """Whose token it is, and what it may. `used_us`: when it was last seen, to the minute; `expires_us`: when it ends;
+    `epoch`: of the sessions that it opens now."""
 
     account_id: int
     name: str
     scopes: frozenset[str]
     token_id: int
     used_us: int | None = None
+    expires_us: int | None = None
+    epoch: int = 0
 
     def may(self, scope: str) -> bool:
         return scope in self.scopes
@@ -55,7 +58,8 @@ class Who:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token as it is listed. `start`: its first characters, to know it by."""
+    """A token as it is listed. `start`: its first characters, to know it by; `parent_id`: the token that it was made
+    with, and with which it is revoked."""
 
     id: int
     label: str
@@ -65,6 +69,7 @@ class Token:
     used_us: int | None
     expires_us: int | None
     revoked_us: int | None
+    parent_id: int | None
 
     @property
     def works(self) -> bool:
@@ -101,8 +106,12 @@ def add_token(
     expires_us: int | None = None,
     *,
     by: str | None = None,
+    made_with: Who | None = None,
 ) -> tuple[Account, str]:
     """A new token for the account of that name, which is made if it is missing; its text is never seen again.
+
+    `made_with`: the token that makes it, which may have these scopes (the caller looks) and whose end is its end at the
+    latest, in time and by being revoked.
 
     Raises Refused: name, scopes, label or time are not possible; Conflict: the account is closed or has too many.
     """
@@ -111,6 +120,8 @@ def add_token(
     made = now_us()
     if expires_us is not None and not made < expires_us < 2**62:
         raise Refused("expires", "the time at which the token ends lies in the past or too far away")
+    if made_with is not None and made_with.expires_us is not None:
+        expires_us = min(expires_us or made_with.expires_us, made_with.expires_us)
     row = _account(conn, name)
     if row is not None and row.closed_us is not None:
         raise Conflict(f"the account {name} is closed")
@@ -123,6 +134,7 @@ def add_token(
         insert(tokens).values(
             id=_number(conn), account_id=account.id, label=told, hash=_hash(text), start=start,
             scopes=" ".join(kept), created_us=made, expires_us=expires_us,
+            parent_id=made_with.token_id if made_with is not None else None,
         )
     )  # fmt: skip
     note(conn, by or name, "token made", detail=f"{name}: {start}… {' '.join(kept)}")
@@ -136,9 +148,16 @@ def whose(conn: Connection, text: str) -> Who | None:
     return _who(conn, tokens.c.hash == _hash(text))
 
 
-def who_by_token(conn: Connection, token_id: int) -> Who | None:
-    """The same for a session that was opened with that token: it ends when the token does."""
-    return _who(conn, tokens.c.id == token_id)
+def who_by_token(conn: Connection, token_id: int, epoch: int) -> Who | None:
+    """The same for a session that was opened with that token, in that epoch: it ends when the token does, or when
+    somebody signs out of a session of the token."""
+    found = _who(conn, tokens.c.id == token_id)
+    return found if found is not None and found.epoch == epoch else None
+
+
+def end_sessions(conn: Connection, who: Who) -> None:
+    """Ends every session that was opened with the token, wherever its cookie is; the token goes on."""
+    conn.execute(update(tokens).where(tokens.c.id == who.token_id).values(epoch=tokens.c.epoch + 1))
 
 
 def used(conn: Connection, who: Who) -> None:
@@ -164,16 +183,21 @@ def all_tokens(conn: Connection) -> list[tuple[str, Token]]:
 
 
 def revoke(conn: Connection, token_id: int, *, account_id: int | None = None, by: str = "operator") -> None:
-    """Ends a token (of that account, if given) at once. Again is no error. Raises NotFound."""
+    """Ends a token (of that account, if given) at once, and those that were made with it: who found a token and made
+    others with it loses them, too. Again is no error. Raises NotFound."""
     query = select(tokens, accounts.c.name).join(accounts).where(tokens.c.id == token_id)
     if account_id is not None:
         query = query.where(tokens.c.account_id == account_id)
     row = conn.execute(query).one_or_none()
     if row is None:
         raise NotFound("there is no such token; list them to see their numbers")
-    if row.revoked_us is None:
-        conn.execute(update(tokens).where(tokens.c.id == token_id).values(revoked_us=now_us()))
-        note(conn, by, "token revoked", detail=f"{row.name}: {row.start}…")
+    ends = [row]
+    for one in ends:  # it grows by what was made with each
+        ends += conn.execute(select(tokens).where(tokens.c.parent_id == one.id, tokens.c.account_id == row.account_id))
+    for one in ends:
+        if one.revoked_us is None:
+            conn.execute(update(tokens).where(tokens.c.id == one.id).values(revoked_us=now_us()))
+            note(conn, by, "token revoked", detail=f"{row.name}: {one.start}…")
 
 
 def account_named(conn: Connection, name: str) -> Account | None:
@@ -193,7 +217,7 @@ def _who(conn: Connection, condition: Any) -> Who | None:
     row = conn.execute(query).one_or_none()
     if row is None or row.closed_us is not None or not _token(row).works:
         return None
-    return Who(row.account_id, row.name, frozenset(row.scopes.split()), row.id, row.used_us)
+    return Who(row.account_id, row.name, frozenset(row.scopes.split()), row.id, row.used_us, row.expires_us, row.epoch)
 
 
 def _account(conn: Connection, name: str) -> Any:
@@ -203,7 +227,7 @@ def _account(conn: Connection, name: str) -> Any:
 def _token(row: Any) -> Token:
     return Token(
         row.id, row.label, row.start, tuple(row.scopes.split()), row.created_us, row.used_us, row.expires_us,
-        row.revoked_us,
+        row.revoked_us, row.parent_id,
     )  # fmt: skip
 
 

@@ -96,7 +96,8 @@ def healthz(request: Request) -> Response:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Sweeps orphans in the background, picks up local results while the site runs, and closes the database."""
+    """Sweeps orphans and renews rankings in the background, picks up local results while the site runs, and closes the
+    database."""
     here: Site = app.state.site
     sweeper = threading.Thread(target=_sweep, args=(here,), name="sweep", daemon=True)
     sweeper.start()
@@ -126,6 +127,11 @@ def _sweep(here: Site) -> None:
     except Exception as error:  # the site works without it; the next start sweeps again
         said = reasons.told(error, reasons.secrets_of(here.settings))
         log.warning("files without a run could not be swept: %s", said)
+    try:
+        here.store.renew()
+    except Exception as error:
+        said = reasons.told(error, reasons.secrets_of(here.settings))
+        log.warning("rankings could not be made anew: %s", said)
 
 
 def _once(make: Callable[[], dict[str, Any]]) -> Callable[[], dict[str, Any]]:

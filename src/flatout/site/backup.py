@@ -19,7 +19,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -27,9 +27,11 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import StatementError
 
 from flatout import __version__
+from flatout.show.safe import clean
+from flatout.site import restored
 from flatout.site.blobs import RECORDS, SAMPLES, Blobs
 from flatout.site.database import Database
 from flatout.site.errors import NotFound, SiteError, Unavailable
@@ -43,7 +45,15 @@ _FILE: Final = re.compile(rf"files/({RECORDS}|{SAMPLES})/([0-9a-f]{{64}})")
 _MOST_MANIFEST_BYTES: Final = 1_000_000
 _MOST_ROW_BYTES: Final = 1_000_000
 _BATCH: Final = 500
+_LIMITS: Final = {RECORDS: "the setting max_record_mb", SAMPLES: "the setting max_samples_mb"}
+_ZIP_TIMES: Final = 2
+"""A zip of samples may be larger than what is sent: of many small files most is their names."""
 _OURS_ALONE: Final = "alembic_version"
+_BROKEN: Final = (
+    tarfile.TarError, EOFError, ValueError, KeyError, OverflowError, RecursionError,
+    zlib.error,
+)  # fmt: skip
+"""What reading an archive may raise that somebody made up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +94,34 @@ def backup(settings: Settings, out: Path) -> Counted:
 def restore(settings: Settings, source: Path) -> Counted:
     """Fills an empty site from an archive: files first, then every row in one transaction.
 
-    Raises SiteError if the site is not empty or the archive is none, newer than this flatout, or damaged (each hash is
-    compared), and then the database is as it was; Unavailable; OSError for `source`.
+    Raises SiteError if the site is not empty or the archive is none, newer than this flatout, damaged (each hash is
+    compared), or holds what no site can: then the database is as it was, and no file of it stays. Unavailable; OSError
+    for `source`.
     """
     database, blobs = Database.open(settings.database_url), Blobs.open(settings.files_url)
+    added: list[tuple[str, str]] = []
+    done = False
     try:
         with tarfile.open(source, mode="r:") as archive:
             manifest = _manifest(archive)
             if database.version() is not None:
                 database.migrate()
                 _must_be_empty(database)
-            database.migrate(str(manifest["revision"]))
-            files = _put_files(archive, blobs)
+            database.migrate(manifest["revision"])
+            files = _put_files(archive, blobs, settings, added)
             with database.write() as conn:
                 runs = _put_tables(archive, conn, manifest["tables"], files)
+        done = True
         database.migrate()
-    except tarfile.TarError as error:
-        raise SiteError(f"{source} is no backup of a site, or it is cut off ({error})") from error
-    except IntegrityError as error:
+    except StatementError as error:
         raise SiteError(f"{source} is damaged: its rows do not fit together; nothing was restored") from error
+    except _BROKEN as error:
+        raise SiteError(f"{source} is no backup of a site, or it is cut off; nothing was restored") from error
     finally:
+        if not done:
+            for kind, name in added:
+                with suppress(SiteError):  # what is left over is swept when the site starts
+                    blobs.delete(kind, name)
         database.close()
     return Counted(runs, len(files))
 
@@ -192,13 +210,16 @@ def _manifest(archive: tarfile.TarFile) -> dict[str, Any]:
     if first is not None and first.name == _MANIFEST and first.isreg() and first.size <= _MOST_MANIFEST_BYTES:
         file = archive.extractfile(first)
         try:
-            content = json.loads(file.read()) if file is not None else None
+            content = restored.parsed(file.read()) if file is not None else None
         except ValueError:
             content = None
     if not isinstance(content, dict) or not isinstance(content.get("tables"), dict):
         raise SiteError("the file is no backup of a site: it does not begin with backup.json")
     if content.get("format") != FORMAT:
-        raise SiteError(f"the backup's format is {str(content.get('format'))[:40]!r}; this flatout reads {FORMAT!r}")
+        raise SiteError(f"the backup's format is {clean(content.get('format'), 40)!r}; this flatout reads {FORMAT!r}")
+    fault = restored.manifest_fault(content)
+    if fault is not None:
+        raise SiteError(f"the backup is damaged: {fault}; nothing was restored")
     return content
 
 
@@ -212,21 +233,35 @@ def _must_be_empty(database: Database) -> None:
                 )
 
 
-def _put_files(archive: tarfile.TarFile, blobs: Blobs) -> set[tuple[str, str]]:
-    """Every file of the archive, its hash compared, into the store; they are needed by no run yet."""
+def _put_files(
+    archive: tarfile.TarFile, blobs: Blobs, settings: Settings, added: list[tuple[str, str]]
+) -> set[tuple[str, str]]:
+    """Every file of the archive, its hash compared, into the store; they are needed by no run yet. `added`: gets those
+    that were not there before."""
     found: set[tuple[str, str]] = set()
+    most = {RECORDS: settings.max_record_bytes, SAMPLES: _ZIP_TIMES * settings.max_samples_bytes}
     for member in archive:
         match = _FILE.fullmatch(member.name)
         if not match or not member.isreg():
             continue
         kind, name = match[1], match[2]
+        if member.size > most[kind]:
+            raise SiteError(
+                f"the file {member.name[:40]}… of the backup has {member.size:,} bytes, and this site takes at most "
+                f"{most[kind]:,}: raise {_LIMITS[kind]} and restore again. Nothing was restored"
+            )
         file = archive.extractfile(member)
         if file is None:
             continue
         try:
-            data = blobs.unpacked(kind, name, file.read())
+            data = blobs.unpacked(kind, name, file.read(member.size), most[kind])
         except Unavailable as error:
-            raise SiteError(f"the backup is damaged at {member.name[:40]}…: nothing was restored") from error
+            raise SiteError(
+                f"the backup is damaged at {member.name[:40]}…, or that file is larger unpacked than this site takes "
+                f"(at most {most[kind]:,} bytes; {_LIMITS[kind]} is the limit): nothing was restored"
+            ) from error
+        if not blobs.has(kind, name):
+            added.append((kind, name))
         blobs.put(kind, data)
         found.add((kind, name))
     return found
@@ -275,24 +310,32 @@ def _load(archive: tarfile.TarFile, conn: Connection, table: sa.Table, told: Map
 
 
 def _rows(archive: tarfile.TarFile, table: sa.Table, told: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """The rows of a table, counted and hashed against what the manifest tells."""
+    """The rows of a table, each of the types that its columns have, counted and hashed against what the manifest
+    tells."""
     broken = SiteError(f"the backup is damaged: the table {table.name} is not as it was written; nothing was restored")
     columns = {column.name for column in table.columns}
     digest = hashlib.sha256()
     count = 0
     try:
-        file = archive.extractfile(f"tables/{table.name}.jsonl.gz")
+        member = archive.getmember(f"tables/{table.name}.jsonl.gz")
+        file = archive.extractfile(member) if member.isreg() else None
         if file is None:
             raise broken
         with gzip.GzipFile(fileobj=file, mode="rb") as lines:
             while line := lines.readline(_MOST_ROW_BYTES):
                 digest.update(line)
-                row = json.loads(line)
-                if not isinstance(row, dict) or row.keys() != columns:
-                    raise broken
+                row = restored.parsed(line)
                 count += 1
+                if not isinstance(row, dict) or row.keys() != columns or count > told["rows"]:
+                    raise broken
+                fault = restored.row_fault(table, row)
+                if fault is not None:
+                    raise SiteError(
+                        f"the backup is damaged: row {count:,} of {table.name} has a {fault} that cannot be; nothing "
+                        "was restored"
+                    )
                 yield row
     except (KeyError, EOFError, ValueError, OSError, zlib.error) as error:
         raise broken from error
-    if not isinstance(told, dict) or told.get("rows") != count or told.get("sha256") != digest.hexdigest():
+    if told["rows"] != count or told["sha256"] != digest.hexdigest():
         raise broken

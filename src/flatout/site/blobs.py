@@ -21,6 +21,8 @@ SAMPLES: Final = "samples"
 _ENDINGS: Final = {RECORDS: ".json.gz", SAMPLES: ".zip"}
 _KIND: Final = re.compile(r"[a-z]{1,20}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+MOST_UNPACKED_BYTES: Final = 1024 * 1024 * 1024
+"""No more is ever unpacked of one file: a record may have as much at the most, whatever the settings are."""
 _FULL: Final = (
     "the site's files cannot be {done} at the moment, so nothing was changed; try again in a minute. The operator "
     "finds the reason in the site's log: a full disk, or a store that does not answer"
@@ -46,7 +48,7 @@ class Blobs:
         if "://" not in url or url.startswith("file://"):
             root = Path(url.removeprefix("file://")).absolute()
             try:
-                root.mkdir(parents=True, exist_ok=True)
+                root.mkdir(parents=True, exist_ok=True, mode=0o700)
             except OSError as error:
                 raise SiteError(
                     f"the directory for files cannot be made: {root} ({error.strerror or error})"
@@ -85,11 +87,12 @@ class Blobs:
         """What was put. Raises NotFound, and Unavailable where it cannot be read or is no longer what was put."""
         return self.unpacked(kind, name, self.raw(kind, name))
 
-    def unpacked(self, kind: str, name: str, packed: bytes) -> bytes:
-        """The data in a file as it lies there. Raises Unavailable if it is not what has that hash."""
+    def unpacked(self, kind: str, name: str, packed: bytes, most_bytes: int = MOST_UNPACKED_BYTES) -> bytes:
+        """The data in a file as it lies there. Raises Unavailable if it is not what has that hash, or makes more than
+        `most_bytes` when it is unpacked, of which no more are made."""
         try:
-            data = gzip.decompress(packed) if self._path(kind, name).endswith(".gz") else packed
-        except (OSError, EOFError, zlib.error) as error:
+            data = _gunzip(packed, most_bytes) if self._path(kind, name).endswith(".gz") else packed
+        except (ValueError, zlib.error) as error:
             raise Unavailable(_DAMAGED.format(name=name[:12])) from error
         if hashlib.sha256(data).hexdigest() != name:
             raise Unavailable(_DAMAGED.format(name=name[:12]))
@@ -167,13 +170,23 @@ class Blobs:
             return 0.0
 
 
+def _gunzip(packed: bytes, most_bytes: int) -> bytes:
+    """One gzip stream and nothing behind it, no further than to the limit. Raises ValueError, zlib.error."""
+    unpack = zlib.decompressobj(wbits=31)
+    data = unpack.decompress(packed, most_bytes + 1)
+    if not unpack.eof or unpack.unused_data or len(data) > most_bytes:
+        raise ValueError("cut off, too large, or with something behind it")
+    return data
+
+
 def _write(path: Path, data: bytes) -> None:
     """Beside, flushed to the disk, renamed, and the rename flushed too."""
     fresh = not path.parent.is_dir()
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        with part.open("wb") as file:
+        # for the site alone: among them are runs that are not public
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

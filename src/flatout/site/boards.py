@@ -23,6 +23,8 @@ EACH_TOK_S: Final = (10, 20, 30, 50)
 """Rates that each request must have on the boards that count requests."""
 UNKNOWN_SHARE: Final = 0.03
 """A rate without an interval is placed as if it were known to ±3 %; the page says so."""
+VAGUE: Final = 1.5
+"""Upper over lower end of a publisher's interval that is too wide to agree or disagree with anybody."""
 MOST_BOARDS: Final = 600
 """Of one configuration, shortest contexts first: a matrix of 24 contexts and 16 concurrencies has 500."""
 _LARGEST: Final = 2**31 - 1
@@ -131,6 +133,28 @@ class Pooled:
     runs: int
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a configuration. `account`: who published it; None: local results, which count as one publisher."""
+
+    account: int | None
+    doubtful: bool
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What the publishers of a configuration say on one board. `accounts`: whose runs are pooled; `others`: how many
+    are shown to differ and left out, with the least and the largest of their values; `doubtful`: every run is."""
+
+    pooled: Pooled
+    accounts: frozenset[int | None]
+    others: int
+    others_low: float | None
+    others_high: float | None
+    doubtful: bool
+
+
 def board_values(points: Iterable[Point]) -> list[BoardValue]:
     """All boards that one run stands on, shortest contexts first."""
     return [BoardValue(board, p.value, p.low, p.high) for board, p in pooled_boards([list(points)]).items()]
@@ -156,8 +180,85 @@ def pooled_boards(runs: Sequence[Sequence[Point]]) -> dict[Board, Pooled]:
             held = _held(row, each)
             if held is not None:
                 found[Board("users", context, each)] = held
-    order = sorted(found, key=lambda b: (b.context_tokens, KINDS.index(b.kind), b.n))
-    return {board: found[board] for board in order[:MOST_BOARDS]}
+    return {board: found[board] for board in sorted(found, key=_order)[:MOST_BOARDS]}
+
+
+def ranked_boards(runs: Sequence[Run], first: Sequence[int | None]) -> dict[Board, Agreed]:
+    """All boards that a configuration stands on, shortest contexts first, at most MOST_BOARDS: each publisher's runs
+    are pooled, then those publishers who agree (`agreed`). Doubtful runs count where there is no other alone.
+
+    `first`: the publishers in the order in which they first published this configuration.
+    """
+    sound, doubtful = (_by_account(runs, first, doubtful=word) for word in (False, True))
+    made: dict[Board, Agreed] = {}
+    for board in _shared_out([*sound.values(), *doubtful.values()]):
+        values = {account: there[board] for account, there in sound.items() if board in there}
+        only = not values
+        if only:
+            values = {account: there[board] for account, there in doubtful.items() if board in there}
+        made[board] = agreed(values, counts=board.kind == "users", doubtful=only)
+    return made
+
+
+def _by_account(
+    runs: Sequence[Run], first: Sequence[int | None], *, doubtful: bool
+) -> dict[int | None, dict[Board, Pooled]]:
+    mine = {account: [r.points for r in runs if r.account == account and r.doubtful is doubtful] for account in first}
+    return {account: pooled_boards(points) for account, points in mine.items() if points}
+
+
+def _shared_out(found: Sequence[dict[Board, Pooled]]) -> list[Board]:
+    """MOST_BOARDS of all, the first of each publisher before the second of any: nobody fills them alone."""
+    rank: dict[Board, int] = {}
+    for there in found:
+        for number, board in enumerate(there):
+            rank[board] = min(number, rank.get(board, number))
+    chosen = sorted(rank, key=rank.__getitem__)[:MOST_BOARDS]
+    return sorted(chosen, key=_order)
+
+
+def _order(board: Board) -> tuple[int, int, int]:
+    return board.context_tokens, KINDS.index(board.kind), board.n
+
+
+def agreed(values: dict[int | None, Pooled], *, counts: bool, doubtful: bool = False) -> Agreed:
+    """One value out of each publisher's, who come in the order in which they first published. Raises ValueError for no
+    publisher.
+
+    In the centre stands the median; of an even number, the one of the middle two who published first. Who is not shown
+    to differ from it (the ratio's 95 % interval covers 1) is pooled with it, each with one weight. A publisher whose
+    interval is wider than VAGUE counts only where all are: it would agree with anything. `counts`: numbers of requests,
+    of which the centre's stands, and who agrees leaves it open as well.
+    """
+    narrow = {a: p for a, p in values.items() if counts or not _vague(p)} or values
+    order = list(narrow)
+    ranked = sorted(order, key=lambda a: narrow[a].value)
+    centre = min(ranked[(len(ranked) - 1) // 2 : len(ranked) // 2 + 1], key=order.index)
+    apart = [p.value for p in values.values() if not _same(values[centre], p, counts=counts)]
+    alike = {a: p for a, p in narrow.items() if _same(narrow[centre], p, counts=counts)}
+    runs = sum(p.runs for p in alike.values())
+    middle = narrow[centre]
+    if len(alike) > 1 and not counts:
+        known = [e for e in (estimate(p.value, p.low, p.high) for p in alike.values()) if e is not None]
+        middle = pool(known) or middle
+    return Agreed(
+        Pooled(middle.value, middle.low, middle.high, runs), frozenset(alike), len(apart), min(apart, default=None),
+        max(apart, default=None), doubtful,
+    )  # fmt: skip
+
+
+def _vague(one: Pooled) -> bool:
+    if one.low is None or one.high is None:
+        return False
+    return one.low <= 0 or one.high / one.low > VAGUE
+
+
+def _same(one: Pooled, other: Pooled, *, counts: bool) -> bool:
+    """The two are not shown to differ."""
+    if counts:
+        return max(one.value, other.value) <= min(math.inf if p.high is None else p.high for p in (one, other))
+    made = lead(one, other)
+    return made.low is None or made.high is None or made.low <= 1 <= made.high
 
 
 def _usable(point: Point) -> bool:

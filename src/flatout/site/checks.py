@@ -89,6 +89,8 @@ def _limits(settings: Settings) -> Iterator[str]:
         yield f"publishing has no limit{more}: give --publish-per-hour, such as 60"
     if settings.requests_per_minute == 0:
         yield "requests have no limit: give --requests-per-minute, such as 600"
+    if settings.comparisons_per_minute == 0:
+        yield "comparisons have no limit: give --comparisons-per-minute, such as 30"
 
 
 def _local(settings: Settings) -> Iterator[str]:

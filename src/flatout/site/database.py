@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,11 +153,13 @@ def _lock(connection: Connection, number: int) -> None:
 def _sqlite(url: sa.URL) -> Engine:
     path = Path(str(url.database))
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
         raise SiteError(
             f"the directory of the database cannot be made: {path.parent} ({error.strerror or error})"
         ) from error
+    if "uri" not in url.query:
+        _for_us_alone(path)
     engine = sa.create_engine(
         url,
         pool_size=_CONNECTIONS,
@@ -183,6 +186,18 @@ def _sqlite(url: sa.URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
     return engine
+
+
+def _for_us_alone(path: Path) -> None:
+    """Whatever the folder allows: hashes of tokens and runs that are not public are nobody else's. SQLite gives the
+    files beside it the database's own mode."""
+    with suppress(OSError):  # what is wrong with the file shows when it is used, in words
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    for file in (path, path.with_name(f"{path.name}-wal"), path.with_name(f"{path.name}-shm")):
+        with suppress(OSError):
+            mode = file.stat().st_mode
+            if mode & 0o077:
+                file.chmod(mode & 0o700)
 
 
 def _postgresql(url: sa.URL) -> Engine:

@@ -6,16 +6,21 @@ endless or kills it costs that one page, not the site.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import io
 import json
 import logging
+import math
 import os
+import pickle
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +42,17 @@ AHEAD_S: Final = 10.0
 WAIT_S: Final = 20.0
 """How long a request waits for those before it."""
 MOST_MEMBER_BYTES: Final = 64 * 1024 * 1024
+MOST_MEMORY_BYTES: Final = 4 * 1024 * 1024 * 1024
+"""What drawings may take beside what the process has when it is ready."""
+MOST_CPU_S: Final = 60.0
+"""Of all threads of the process together, for one drawing."""
+NOT_AGAIN_S: Final = 60.0
+"""For how long a page that could not be drawn is not tried again; twice as long each further time it fails."""
+NOT_AGAIN_MOST_S: Final = 3600.0
+MOST_REMEMBERED: Final = 1_000
 BUSY: Final = "The site is drawing other pages just now. Try again in a minute."
 TOO_LONG: Final = "This page takes too long to draw. The record itself can be downloaded; its page cannot be shown."
+TOO_LARGE: Final = "This page is too large to draw. The record itself can be downloaded; its page cannot be shown."
 
 
 class Busy(Exception):
@@ -49,10 +63,44 @@ class DrawingFailed(Exception):
     """The work raised; the text is the error's kind and no more."""
 
 
+class Failures:
+    """What could not be drawn, for a time: trying it at every look would leave no time for the other pages."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, float, Exception]] = {}
+
+    def check(self, work: str, given: Sequence[Any]) -> None:
+        """Raises what was raised last time, while it is not to be tried again."""
+        if not self._known:
+            return
+        _, until, error = self._known.get(_digest(work, given), (0, 0.0, None))
+        if error is not None and time.monotonic() < until:
+            raise type(error)(*error.args)
+
+    def add(self, work: str, given: Sequence[Any], error: Exception) -> None:
+        """Each time that it fails, it rests twice as long."""
+        key = _digest(work, given)
+        times = self._known.pop(key, (0, 0.0, error))[0]
+        rest_s = min(NOT_AGAIN_S * 2.0 ** min(times, 20), NOT_AGAIN_MOST_S)
+        self._known[key] = times + 1, time.monotonic() + rest_s, error
+        while len(self._known) > MOST_REMEMBERED:
+            del self._known[next(iter(self._known))]
+
+    def drop(self, work: str, given: Sequence[Any]) -> None:
+        """It could be drawn."""
+        if self._known:
+            self._known.pop(_digest(work, given), None)
+
+
+def _digest(work: str, given: Sequence[Any]) -> str:
+    return hashlib.sha256(pickle.dumps((work, given))).hexdigest()
+
+
 class Drawer:
     """One process, one work at a time; started when first needed, anew when it died or was too slow."""
 
     def __init__(self) -> None:
+        self._failures = Failures()
         self._lock = threading.Lock()
         self._waiting = 0
         self._count = threading.Lock()
@@ -61,7 +109,7 @@ class Drawer:
 
     def draw(self, work: str, *given: Any) -> Any:
         """What the work of that name makes of what it is given. Raises Unavailable: no process could be had, others
-        wait, or it took too long; DrawingFailed."""
+        wait, or it took too long or too much memory, now or a short while ago; DrawingFailed."""
         with self._count:
             self._waiting += 1
         try:
@@ -71,7 +119,15 @@ class Drawer:
             with self._count:
                 self._waiting -= 1
         try:
-            return self._ask(self._running(), work, given, LONGEST_S)
+            self._failures.check(work, given)
+            pipe = self._running()
+            try:
+                made = self._ask(pipe, work, given, LONGEST_S)
+            except (Unavailable, DrawingFailed) as error:
+                self._failures.add(work, given, error)
+                raise
+            self._failures.drop(work, given)
+            return made
         finally:
             self._lock.release()
 
@@ -80,6 +136,7 @@ class Drawer:
         if self._waiting or not self._lock.acquire(blocking=False):
             raise Busy
         try:
+            self._failures.check(work, given)
             return self._ask(self._running(), work, given, AHEAD_S)
         finally:
             self._lock.release()
@@ -118,6 +175,9 @@ class Drawer:
             self._end()
             raise Unavailable(TOO_LONG) from error
         if not good:
+            log.warning("drawing %s failed: %s", work, made)
+            if made == MemoryError.__name__:
+                raise Unavailable(TOO_LARGE)
             raise DrawingFailed(made)
         return made
 
@@ -166,6 +226,7 @@ def serve(pipe: Connection) -> None:
         import vl_convert
 
         vl_convert.vegalite_to_svg({"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {}})
+    _bound_memory()
     pipe.send("ready")
     while True:
         try:
@@ -173,6 +234,7 @@ def serve(pipe: Connection) -> None:
         except (EOFError, OSError):
             return
         signal.alarm(round(2 * LONGEST_S))  # should the site be gone by then
+        _bound_cpu()
         try:
             made: tuple[bool, Any] = (True, WORKS[work](*given))
         except Exception as error:
@@ -180,6 +242,27 @@ def serve(pipe: Connection) -> None:
         signal.alarm(0)
         with suppress(OSError):
             pipe.send(made)
+
+
+def _bound_memory() -> None:
+    """Memory that is written to, not addresses: the pictures' engine reserves 32 GiB of those and uses none of them.
+    Beyond it a drawing ends with MemoryError, or the process does. Only Linux tells and counts it so."""
+    with suppress(OSError, ValueError, IndexError):
+        written_pages = int(Path("/proc/self/statm").read_text().split()[5])
+        _limit(resource.RLIMIT_DATA, written_pages * resource.getpagesize() + MOST_MEMORY_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
+
+
+def _bound_cpu() -> None:
+    """Of all threads, from now on; the process ends at it."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + MOST_CPU_S))
+
+
+def _limit(kind: int, most: int) -> None:
+    with suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(kind)
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def run_page(content: bytes, samples: bytes | None, received_us: int) -> dict[str, str]:
@@ -242,11 +325,13 @@ def unpacked(samples: bytes | None, folder: Path) -> Path | None:
     """The samples' files in a folder, by their own names alone; None for none."""
     if samples is None:
         return None
+    from flatout.site.samples import member
+
     with zipfile.ZipFile(io.BytesIO(samples)) as packed:
-        for member in packed.infolist():
-            name = PurePosixPath(member.filename.replace("\\", "/")).name
-            if name.endswith(".npz") and member.file_size <= MOST_MEMBER_BYTES:
-                (folder / name).write_bytes(packed.read(member))
+        for info in packed.infolist():
+            name = PurePosixPath(info.filename.replace("\\", "/")).name
+            if name.endswith(".npz") and info.file_size <= MOST_MEMBER_BYTES:
+                (folder / name).write_bytes(member(packed, info))
     return folder
 
 

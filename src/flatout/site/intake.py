@@ -200,10 +200,15 @@ def _record(content: dict[str, Any]) -> Record:
         more = f" ({count} places in all)" if count > 1 else ""
         raise Refused(place, f"the record is damaged here: {clean(first['msg'], 200)}{more}") from error
     ids: set[str] = set()
+    files: set[str] = set()
     for number, cell in enumerate(record.cells):
         if cell.id in ids:
             raise Refused(f"cells.{number}.id", "another cell has the same id")
         ids.add(cell.id)
+        if cell.samples is not None:
+            if cell.samples in files:
+                raise Refused(f"cells.{number}.samples", "another cell names the same file of samples")
+            files.add(cell.samples)
     if record.state == "running":
         raise Refused("state", "the run is not over: publish it when it has ended, or go on with --resume")
     return record

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
+import socket
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -120,7 +121,7 @@ class Clients:
     def __init__(self, app: ASGIApp, proxies: Sequence[str]) -> None:
         self.app = app
         self.all = "*" in proxies
-        self.networks = [ipaddress.ip_network(word, strict=False) for word in proxies if word != "*"]
+        self.networks = [ipaddress.ip_network(_bare(word) or word, strict=False) for word in proxies if word != "*"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -149,30 +150,35 @@ class Clients:
     def _ours(self, address: str) -> bool:
         if self.all:
             return True
-        try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(parsed in network for network in self.networks)
+        known = _bare(address)
+        return known is not None and any(ipaddress.ip_address(known) in network for network in self.networks)
 
 
 class Hosts:
-    """Answers only to the site's own name. In public, a foreign one could poison links and caches; at home, it is how a
-    web page reaches into this machine (DNS rebinding). A site for a network may have any name in it."""
+    """Answers only to the site's own name. In public, a foreign one could poison links and caches; at home and in a
+    network, it is how a web page reaches into this machine (DNS rebinding). A site for a network has this machine's
+    names, too, and the address that the request came to."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        self.strict = settings.public or loopback(settings.host)
-        self.own = (urlsplit(settings.base_url).hostname or "").lower()
-        self.base_url = settings.base_url
+        self.shared = not settings.public and not loopback(settings.host)
+        self.own = {(urlsplit(settings.base_url).hostname or "").lower()}
+        if self.shared:
+            self.own |= _machine_names()
+        self.told = f"This site answers at {settings.base_url} only."
+        if self.shared:
+            self.told = (
+                f"This site answers at {settings.base_url}, and at this machine's own name and address. For another "
+                "name, its operator starts it with --base-url http://NAME:PORT."
+            )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             hosts = Headers(scope=scope).getlist("host")
             if len(hosts) != 1:
                 raise Refusal(400, "The request must name one host.")
-            if not self._is_own(hosts[0]):
-                raise Refusal(421, f"This site answers at {self.base_url} only.")
+            if not self._is_own(hosts[0], scope):
+                raise Refusal(421, self.told)
             path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
             if len(path) + len(scope.get("query_string", b"")) > LONGEST_URL:
                 raise Refusal(414, f"An address here has at most {LONGEST_URL:,} characters.")
@@ -180,12 +186,15 @@ class Hosts:
                 raise Refusal(400, "The address holds a character that no text has.")
         await self.app(scope, receive, send)
 
-    def _is_own(self, host: str) -> bool:
+    def _is_own(self, host: str, scope: Scope) -> bool:
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower()
         except ValueError:
             return False
-        return not self.strict or name == self.own or loopback(name)
+        if name in self.own or loopback(name):
+            return True
+        here = scope.get("server")  # where the connection came in: no web page can make that up
+        return self.shared and here is not None and _bare(name) is not None and _bare(name) == _bare(str(here[0]))
 
 
 class Rates:
@@ -262,12 +271,25 @@ class PageSessions:
         self.app = app
         key = hashlib.sha256(b"flatout session\0" + settings.secret.encode()).hexdigest()
         self.with_session = SessionMiddleware(
-            app, key, session_cookie="flatout_session", same_site="lax", https_only=settings.secure
+            app, key, session_cookie=cookie(settings), same_site="lax", https_only=settings.secure
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         plain = scope["type"] != "http" or scope["path"].startswith((API, "/static/")) or scope["path"] == "/healthz"
         await (self.app if plain else self.with_session)(scope, receive, send)
+
+
+def cookie(settings: Settings) -> str:
+    """The session cookie's name. With this prefix browsers take it from the very host and over HTTPS alone: a
+    neighbour's page below the same domain cannot plant one."""
+    return "__Host-flatout_session" if settings.secure else "flatout_session"
+
+
+def _machine_names() -> set[str]:
+    """What this machine is called by its neighbours."""
+    name = socket.gethostname().rstrip(".").lower()
+    short = name.partition(".")[0]
+    return {name, short, f"{short}.local"} - {"", ".local"}
 
 
 def too_large(limit: int) -> Refusal:
@@ -282,13 +304,15 @@ def address(scope: Scope) -> str:
 
 
 def _bare(word: str) -> str | None:
-    """The address in one word of X-Forwarded-For, which may come with a port; None if it is none."""
+    """The address in one word of X-Forwarded-For, which may come with a port; None if it is none. An IPv4 address in
+    IPv6's clothes (::ffff:127.0.0.1, as a socket for both has them) is itself."""
     text = word.strip()
     if text.startswith("["):
         text = text[1:].partition("]")[0]
     elif text.count(":") == 1:
         text = text.partition(":")[0]
     try:
-        return str(ipaddress.ip_address(text))
+        parsed = ipaddress.ip_address(text)
     except ValueError:
         return None
+    return str(getattr(parsed, "ipv4_mapped", None) or parsed)

@@ -89,11 +89,16 @@ def unnamed(conn: Connection, name: str, instead: str) -> None:
     conn.execute(update(schema.deeds).where(told).values(detail=literal(instead) + rest))
 
 
-def report(conn: Connection, public_id: str, reason: str, *, account_id: int | None = None) -> int:
-    """A report about a public run; its number. Raises NotFound, Conflict (not public, or reported often enough) and
-    Refused (no reason, or too long a one)."""
+def report(
+    conn: Connection, public_id: str, reason: str, *, account_id: int | None = None, moderator: bool = False
+) -> int:
+    """A report about a public run; its number. Raises NotFound (also for another's run that waits), Conflict (not
+    public, or reported often enough) and Refused (no reason, or too long a one)."""
     told = checked_reason(reason)
     run = _run(conn, public_id)
+    mine = account_id is not None and run.account_id == account_id
+    if run.state == "queued" and not mine and not moderator:
+        raise _no_run(public_id)
     if run.state not in REPORTABLE:
         raise Conflict("the run is not public, so there is nothing to report")
     still = select(func.count()).where(reports.c.run_id == run.id, reports.c.settled_us.is_(None))
@@ -193,11 +198,17 @@ def plain(text: str) -> bool:
 
 
 def _run(conn: Connection, public_id: str) -> Any:
-    query = select(runs.c.id, runs.c.state).where(runs.c.public_id == public_id)
+    query = select(runs.c.id, runs.c.state, runs.c.account_id).where(runs.c.public_id == public_id)
     row = conn.execute(query).one_or_none()
     if row is None:
-        raise NotFound(f"there is no run {public_id}")
+        raise _no_run(public_id)
     return row
+
+
+def _no_run(public_id: str) -> NotFound:
+    from flatout.site.store import no_run  # which imports this module
+
+    return no_run(public_id)
 
 
 def _name(conn: Connection, account_id: int | None) -> str | None:

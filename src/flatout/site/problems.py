@@ -55,6 +55,9 @@ WORDS: Final[Mapping[int, str]] = {
 }
 
 
+BARE: Final = "Something went wrong that should not have, and the page that says so failed, too. Tell the operator.\n"
+
+
 class Refusal(HTTPException):
     """A request that is refused while its body still comes in."""
 
@@ -131,7 +134,16 @@ def unavailable(request: Request, text: str, error: BaseException) -> Response:
 
 
 def anything(request: Request, error: Exception) -> Response:
-    """The answer to any error at all."""
+    """The answer to any error at all; in plain words where the page with them cannot be made either."""
+    try:
+        return _answered(request, error)
+    except Exception as second:
+        places = " < ".join(f"{f.name} ({f.filename}:{f.lineno})" for f in traceback.extract_tb(second.__traceback__))
+        log.error("the answer to %s failed: %s: %s", type(error).__name__, type(second).__name__, places)
+        return Response(BARE, 500, {"Cache-Control": "no-store"}, "text/plain; charset=utf-8")
+
+
+def _answered(request: Request, error: Exception) -> Response:
     text = lack(error)
     if text is not None:
         return unavailable(request, text, error)

@@ -22,6 +22,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    text,
 )
 
 metadata: Final = MetaData(
@@ -58,9 +59,12 @@ tokens: Final = Table(
     Column("used_us", BigInteger),
     Column("expires_us", BigInteger),
     Column("revoked_us", BigInteger),
+    Column("epoch", Integer, nullable=False, server_default=text("0")),
+    Column("parent_id", BigInteger),
 )
 """`hash`: SHA-256 of the token, which is random enough to need no salt; `start`: its first characters, to know it by;
-`scopes`: words with spaces between."""
+`scopes`: words with spaces between. `epoch`: goes up as somebody signs out; a session of an earlier one has ended.
+`parent_id`: the token that it was made with, which takes it along when it is revoked (no foreign key, as in `runs`)."""
 
 runs: Final = Table(
     "runs",
@@ -152,6 +156,10 @@ standings: Final = Table(
     Column("high", Float),
     Column("runs", Integer, nullable=False),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
+    Column("others", Integer),
+    Column("others_low", Float),
+    Column("others_high", Float),
+    Column("doubtful", Boolean),
     PrimaryKeyConstraint("board", "repro_key"),
     Index("ix_standings_value", "board", "value", "repro_key"),
     Index("ix_standings_model", "model_key", "board", "value", "repro_key"),
@@ -160,7 +168,9 @@ standings: Final = Table(
     Index("ix_standings_repro", "repro_key"),
 )
 """One row a board and configuration: its public runs pooled (`value` with interval, `runs` how many), and the newest
-of them (`run_id`), which stands for it in links. Made anew for a configuration whenever one of its runs changes."""
+of them (`run_id`), which stands for it in links. `others`: publishers whose runs are shown to differ and are left out,
+with the least and the largest of what they measured; `doubtful`: there are doubtful runs alone. Made anew for a
+configuration whenever one of its runs changes; null in `others`: the row is older than these columns."""
 
 boards: Final = Table(
     "boards",

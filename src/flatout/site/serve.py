@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import os
@@ -10,14 +11,17 @@ import socket
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Final
 
+import h11
 import uvicorn
 from sqlalchemy import select
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flatout.show.safe import clean
 from flatout.site.app import create_app
@@ -26,6 +30,7 @@ from flatout.site.database import Database
 from flatout.site.errors import SiteError
 from flatout.site.schema import takes
 from flatout.site.settings import Settings, default_base_url, loopback, shown_database
+from flatout.site.throttle import network
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -37,6 +42,10 @@ END_S: Final = 20
 KEEP_ALIVE_S: Final = 65
 """Longer than the minute after which common proxies drop an idle connection, so they never use one that we closed."""
 CONNECTIONS: Final = 1_000
+CONNECTIONS_EACH: Final = 100
+"""Of one address, or one IPv6 network; where a proxy is named, all come from it, and it has limits of its own."""
+HEAD_S: Final = 20.0
+"""A request's head must have come by then: from the connection on, or from its first byte on a later one."""
 LARGEST_HEAD_BYTES: Final = 32 * 1024
 BACKLOG: Final = 512
 FIRST_LOOK_S: Final = 60.0
@@ -62,7 +71,7 @@ def start(settings: Settings, say: Callable[[str], None]) -> None:
             address = settings.base_url if typed else default_base_url(settings.host, port)
             settings = replace(settings, port=port, base_url=address)
         app = create_app(settings)
-        server = _Server(_config(app), lambda: _started(settings, app.state.site.database, say))
+        server = _Server(_config(app, settings), lambda: _started(settings, app.state.site.database, say))
         before = {number: signal.signal(number, server.told) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             server.run(sockets=[listener])
@@ -105,14 +114,65 @@ def _end_now() -> None:
     os._exit(1)
 
 
-def _config(app: FastAPI) -> uvicorn.Config:
+def protocol(each: int, head_s: float = HEAD_S) -> type[H11Protocol]:
+    """uvicorn's HTTP/1.1 with two bounds that it has not: how long a request's head may take to come, and how many
+    connections an address may have (`each`; 0: any number). Without them, connections that say nothing fill the site.
+    """
+    counts: Counter[str] = Counter()
+
+    class Bounded(H11Protocol):
+        head: asyncio.TimerHandle | None = None
+        of: str | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.of = network(self.client[0]) if self.client else ""
+            counts[self.of] += 1
+            if each and counts[self.of] > each:
+                transport.close()
+            else:
+                self._wait()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop()
+            if self.of is not None:
+                counts[self.of] -= 1
+                if not counts[self.of]:
+                    del counts[self.of]
+                self.of = None
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._stop()
+            elif self.head is None and self.conn.our_state is h11.IDLE:  # the beginning of another request
+                self._wait()
+
+        def _wait(self) -> None:
+            self.head = self.loop.call_later(head_s, self._too_late)
+
+        def _stop(self) -> None:
+            if self.head is not None:
+                self.head.cancel()
+                self.head = None
+
+        def _too_late(self) -> None:
+            self.head = None
+            if not self.transport.is_closing():
+                self.transport.close()
+
+    return Bounded
+
+
+def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         log_config=None,
         log_level="warning",
         access_log=False,  # it would keep visitors' addresses
         proxy_headers=False,  # the site reads them itself, from the proxies that it was told
-        http="h11",  # it bounds a request's head; httptools takes headers without end
+        http=protocol(0 if settings.proxies else CONNECTIONS_EACH),  # h11 bounds a head's size; httptools does not
         h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
         server_header=False,
         timeout_keep_alive=KEEP_ALIVE_S,

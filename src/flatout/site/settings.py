@@ -31,8 +31,8 @@ class Settings:
     """`data_dir` holds what is not given elsewhere (database, files, secret, rendered pages). `base_url`: how others
     reach the site, without a slash at its end. `results_dir`: local results that are picked up by themselves. `secret`
     signs cookies and cursors, `secret_file` is where it was read. Limits per hour count publishing, reports and new
-    tokens; those per minute everything else; 0 is none. `proxies`: addresses whose X-Forwarded-* headers are
-    believed."""
+    tokens; those per minute comparisons, and everything else; 0 is none. `proxies`: addresses whose X-Forwarded-*
+    headers are believed."""
 
     data_dir: Path
     database_url: str = field(repr=False)  # may hold a password
@@ -49,6 +49,7 @@ class Settings:
     moderation: Literal["open", "queue"] = "open"
     publish_per_hour: int = 60
     requests_per_minute: int = 600
+    comparisons_per_minute: int = 30
     max_body_bytes: int = 4 * MEGABYTE
     max_record_bytes: int = 32 * MEGABYTE
     max_samples_bytes: int = 64 * MEGABYTE
@@ -87,6 +88,7 @@ KEYS: Final[Mapping[str, Key]] = {
     "moderation": Key("choice", choices=("open", "queue")),
     "publish_per_hour": Key("whole"),
     "requests_per_minute": Key("whole"),
+    "comparisons_per_minute": Key("whole"),
     "max_body_mb": Key("whole", least=1, most=1024),
     "max_record_mb": Key("whole", least=1, most=1024),
     "max_samples_mb": Key("whole", least=1, most=4096),
@@ -118,7 +120,8 @@ def make(typed: Mapping[str, Any], environment: Mapping[str, str] | None = None)
     results = given.get("results", None if public or not loopback(host) else Path("results"))
     sizes = {f"max_{what}_bytes": given[f"max_{what}_mb"] * MEGABYTE
              for what in ("body", "record", "samples") if f"max_{what}_mb" in given}  # fmt: skip
-    same = ("title", "debug", "registration", "moderation", "publish_per_hour", "requests_per_minute", "proxies")
+    same = ("title", "debug", "registration", "moderation", "publish_per_hour", "requests_per_minute",
+            "comparisons_per_minute", "proxies")  # fmt: skip
     return Settings(
         data_dir=data,
         database_url=_database(given, data),

@@ -125,7 +125,7 @@ def _sums(runs: Sequence[Dated]) -> _Sums:
     logs = np.log(value)
     logs -= logs[0]  # squares of small numbers keep their digits
     told = (low <= value) & (value <= high) & np.isfinite(high)
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         far = np.maximum(np.log(value / np.maximum(low, 0)), np.log(high / value)) / 1.96
     errors = np.where(told, np.clip(far, _FLOOR, 1e3), 0.0)  # an interval that is not known hinders nothing
     zero = np.zeros(1)

@@ -6,23 +6,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 
-from flatout.site.boards import KINDS, Board, Pooled, parse, places, pooled_boards
+from flatout.site.boards import KINDS, Agreed, Board, Run, parse, places, ranked_boards
 from flatout.site.schema import boards, points, runs, standings
 from flatout.site.sql import unindexed
 
 MOST_RUNS: Final = 200
-"""Of one configuration, the newest: enough for any interval."""
+"""Of one configuration, the newest of each publisher: enough for any interval."""
 MOST_ROWS: Final = 500
+DOUBTFUL: Final = "doubtful"
 _RANKED_STATES: Final = ("finished", "interrupted")
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A configuration's row on a board. `place`: shared where no difference is shown. `value`, `low`, `high`: as in
-    `boards.Pooled`; the run stands for the configuration in links: its newest."""
+    `boards.Pooled`; the run stands for the configuration in links: its newest. `others`, `doubtful`: as in
+    `boards.Agreed`."""
 
     board: Board
     place: int
@@ -43,6 +45,10 @@ class Standing:
     engine_version: str | None
     precision: str
     speculation: str
+    others: int
+    others_low: float | None
+    others_high: float | None
+    doubtful: bool
 
     @property
     def or_more(self) -> bool:
@@ -63,29 +69,45 @@ class BoardInfo:
 
 
 def refresh(conn: Connection, repro_key: str) -> None:
-    """Makes a configuration's rows on all boards anew from its public runs; none is left without one. The transaction
-    holds `Database.one_at_a_time`, else two would make the same rows."""
-    members = conn.execute(
-        select(runs.c.id, runs.c.model_key, runs.c.hardware_key, runs.c.engine_key)
-        .where(
-            runs.c.repro_key == repro_key,
-            unindexed(runs.c.state) == "public",
-            runs.c.run_state.in_(_RANKED_STATES),
-            unindexed(runs.c.hardware_key) != "",
-        )
-        .order_by(unindexed(runs.c.started_us).desc(), runs.c.id.desc())
-        .limit(MOST_RUNS)
-    ).all()
-    cells = _cells(conn, [row.id for row in members])
-    pooled = pooled_boards([cells.get(row.id, []) for row in members])
+    """Makes a configuration's rows on all boards anew from its public runs; none is left without one (how the runs of
+    several publishers become one row: `boards.agreed`). The transaction holds `Database.one_at_a_time`, else two would
+    make the same rows."""
+    members, first = _members(conn, repro_key)
+    made = rows(repro_key, members, _cells(conn, [row.id for row in members]), first)
     had = set(conn.scalars(select(standings.c.board).where(standings.c.repro_key == repro_key)))
     if had:
         conn.execute(delete(standings).where(standings.c.repro_key == repro_key))
-    made = _rows(repro_key, members, cells, pooled)
     if made:
         conn.execute(insert(standings), made)
     now = {row["board"] for row in made}
     _count(conn, {**dict.fromkeys(sorted(now - had), 1), **dict.fromkeys(sorted(had - now), -1)})
+
+
+def _members(conn: Connection, repro_key: str) -> tuple[Sequence[Any], list[int | None]]:
+    """The runs that are ranked, newest first, and their publishers in the order in which they came. Where there are
+    more than MOST_RUNS, each publisher has the same share: nobody takes another's runs out by many of their own."""
+    newest = (unindexed(runs.c.started_us).desc(), runs.c.id.desc())
+    shown = select(
+        runs.c.id, runs.c.account_id, runs.c.trust, runs.c.model_key, runs.c.hardware_key, runs.c.engine_key,
+        runs.c.started_us, func.row_number().over(partition_by=runs.c.account_id, order_by=newest).label("number"),
+        func.min(runs.c.id).over(partition_by=runs.c.account_id).label("came"),
+    ).where(
+        runs.c.repro_key == repro_key,
+        unindexed(runs.c.state) == "public",
+        runs.c.run_state.in_(_RANKED_STATES),
+        unindexed(runs.c.hardware_key) != "",
+    ).subquery()  # fmt: skip
+    order = (unindexed(shown.c.number), shown.c.came)
+    found = conn.execute(select(shown).order_by(*order).limit(MOST_RUNS)).all()
+    # a run that its publisher has replaced or taken back still tells when they came
+    came = conn.execute(
+        select(runs.c.account_id, func.min(runs.c.id).label("first"))
+        .where(runs.c.repro_key == repro_key, unindexed(runs.c.state).in_(("public", "withdrawn")))
+        .group_by(runs.c.account_id)
+    ).all()
+    first = {row.account_id: row.first for row in came}
+    accounts = sorted({row.account_id for row in found}, key=lambda account: first[account])
+    return sorted(found, key=lambda row: (row.started_us, row.id), reverse=True), accounts
 
 
 def _cells(conn: Connection, ids: Sequence[int]) -> dict[int, list[Any]]:
@@ -96,21 +118,36 @@ def _cells(conn: Connection, ids: Sequence[int]) -> dict[int, list[Any]]:
     return found
 
 
-def _rows(
-    repro_key: str, members: Sequence[Any], cells: Mapping[int, Sequence[Any]], pooled: Mapping[Board, Pooled]
+def rows(
+    repro_key: str, members: Sequence[Any], cells: Mapping[int, Sequence[Any]], first: Sequence[int | None]
 ) -> list[dict[str, Any]]:
+    """Rows of the table for one configuration. `members`: its runs, newest first; `cells`: their points, by the runs'
+    numbers; `first`: the publishers in the order in which they came."""
     made = []
-    for board, value in pooled.items():
-        # the newest run that has the operating point, valid or not: its page shows it
-        stands = next((row for row in members if any(_on(board, p) for p in cells.get(row.id, ()))), members[0])
+    all_runs = [Run(row.account_id, row.trust == DOUBTFUL, cells.get(row.id, ())) for row in members]
+    for board, value in ranked_boards(all_runs, first).items():
+        stands = _standing(board, value, members, cells)
         made.append(
             {
                 "board": board.name, "repro_key": repro_key, "model_key": stands.model_key,
-                "hardware_key": stands.hardware_key, "engine_key": stands.engine_key, "value": value.value,
-                "low": value.low, "high": value.high, "runs": value.runs, "run_id": stands.id,
+                "hardware_key": stands.hardware_key, "engine_key": stands.engine_key, "value": value.pooled.value,
+                "low": value.pooled.low, "high": value.pooled.high, "runs": value.pooled.runs, "run_id": stands.id,
+                "others": value.others, "others_low": value.others_low, "others_high": value.others_high,
+                "doubtful": value.doubtful,
             }
         )  # fmt: skip
     return made
+
+
+def _standing(board: Board, value: Agreed, members: Sequence[Any], cells: Mapping[int, Sequence[Any]]) -> Any:
+    """Of the runs that are pooled, the newest that has the operating point, valid or not: its page shows it."""
+    pooled = [r for r in members if r.account_id in value.accounts and (r.trust == DOUBTFUL) is value.doubtful]
+    return next((row for row in pooled if any(_on(board, p) for p in cells.get(row.id, ()))), pooled[0])
+
+
+def outdated(conn: Connection) -> list[str]:
+    """The configurations whose rows an earlier flatout made, which `refresh` shall make anew."""
+    return list(conn.scalars(select(standings.c.repro_key).where(standings.c.others.is_(None)).distinct()))
 
 
 def _on(board: Board, point: Any) -> bool:
@@ -193,7 +230,8 @@ def placed(board: Board, rows: Sequence[Any], stand: Mapping[int, Any]) -> list[
             Standing(
                 board, place, row.value, row.low, row.high, row.runs, row.repro_key, run.history_key, run.public_id,
                 run.started_us, row.model_key, run.model, row.hardware_key, run.hardware, row.engine_key, run.engine,
-                run.engine_version, run.precision, run.speculation,
+                run.engine_version, run.precision, run.speculation, row.others or 0, row.others_low, row.others_high,
+                bool(row.doubtful),
             )
         )  # fmt: skip
     return made

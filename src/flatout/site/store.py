@@ -89,7 +89,7 @@ class Store:
         with self.database.read() as conn:
             found = _by_hash(conn, taken.content_hash)
             if found is None and replaces is not None:
-                _replaceable(_one(conn, replaces), account_id)
+                _replaceable(_theirs(conn, replaces, account_id), account_id)
         if found is not None:
             return self._again(found, account_id, samples)
         row = self._row_of(taken, account_id, origin)
@@ -129,7 +129,7 @@ class Store:
         Raises NotFound, Forbidden (somebody else's), Conflict (hidden by a moderator), Gone (deleted), Unavailable.
         """
         with self._changing() as conn:
-            run = _one(conn, public_id)
+            run = _theirs(conn, public_id, account_id, moderator=moderator)
             if not moderator and (run.account_id is None or run.account_id != account_id):
                 raise Forbidden("this run is not yours: its publisher and the moderators can withdraw it")
             if run.state == WITHDRAWN:
@@ -138,7 +138,7 @@ class Store:
                 raise Conflict("a moderator has hidden this run; write to the site's operator")
             after = None
             if successor is not None:
-                after = _one(conn, successor)
+                after = _theirs(conn, successor, account_id, moderator=moderator)
                 if after.id == run.id or after.state in (WITHDRAWN, DELETED):
                     raise Conflict("the successor must be another run that is still there")
             next_id = after.id if after else None
@@ -204,6 +204,17 @@ class Store:
             needed = _hashes(conn)
         return self.blobs.sweep(lambda kind, name: (kind, name) in needed, older_than_s)
 
+    def renew(self) -> int:
+        """Makes rankings anew that an earlier flatout made in another way; returns how many. Raises Unavailable."""
+        from flatout.site import standings
+
+        with self.database.read() as conn:
+            keys = standings.outdated(conn)
+        for key in keys:  # each by itself: who publishes meanwhile waits for one alone
+            with self._changing() as conn:
+                standings.refresh(conn, key)
+        return len(keys)
+
     # --- reading --------------------------------------------------------------------------------------------------
 
     def row(self, public_id: str) -> RunRow:
@@ -212,8 +223,9 @@ class Store:
             return run_row(_one(conn, public_id, deleted=True))
 
     def successor(self, row: RunRow) -> str | None:
-        """The public id of the run that stands in for a withdrawn one."""
-        return self._named(row.successor_id)
+        """The public id of the run that stands in for a withdrawn one; None as long as that one waits for a
+        moderator: a tombstone is read by everybody."""
+        return self._named(row.successor_id, runs.c.state != QUEUED)
 
     def replaces(self, row: RunRow) -> str | None:
         """The public id of the public run whose place this one takes as soon as it is public itself."""
@@ -327,7 +339,7 @@ class Store:
             count(conn, row, +1)
         moved = [Moved(str(row["public_id"]), str(row["content_hash"]), str(row["state"]))]
         if replaces is not None:
-            old = _one(conn, replaces)
+            old = _theirs(conn, replaces, row["account_id"])
             _replaceable(old, row["account_id"])
             if row["state"] == QUEUED and old.state == PUBLIC:  # which stays so until this one is
                 _nobody_waits_for(conn, old)
@@ -409,9 +421,22 @@ def _one(conn: Connection, public_id: str, *, deleted: bool = False) -> Any:
     """Raises NotFound, and Gone for a deleted one unless `deleted`."""
     found = conn.execute(_rows().where(runs.c.public_id == public_id[:16])).first()
     if found is None or found.public_id != public_id:
-        raise NotFound(f"there is no run {clean(public_id, 20)!r} here")
+        raise no_run(public_id)
     if found.state == DELETED and not deleted:
         raise Gone(f"the run was deleted on {_day(found)}: {found.state_reason}")
+    return found
+
+
+def no_run(public_id: str) -> NotFound:
+    """The same words for what is not there and for what the asker may not see."""
+    return NotFound(f"there is no run {clean(public_id, 20)!r} here")
+
+
+def _theirs(conn: Connection, public_id: str, account_id: int | None, *, moderator: bool = False) -> Any:
+    """As `_one`, for an account: another's run that waits for a moderator is not there."""
+    found = _one(conn, public_id)
+    if found.state == QUEUED and found.account_id != account_id and not moderator:
+        raise no_run(public_id)
     return found
 
 

@@ -17,14 +17,16 @@ from limits.strategies import MovingWindowRateLimiter
 from flatout.site.errors import TooMany
 from flatout.site.settings import Settings
 
-Kind = Literal["requests", "publish", "report", "token", "failed"]
-"""`token`: new tokens and new accounts; `failed`: tokens that were not known; `requests`: everything else."""
+Kind = Literal["requests", "compare", "publish", "report", "token", "failed"]
+"""`token`: new tokens and new accounts; `failed`: tokens that were not known; `compare`: comparisons, which count as
+`requests`, too; `requests`: everything else."""
 
 FAILED_PER_MINUTE: Final = 20
 """Tokens cannot be guessed (256 random bits); this only keeps those who try from keeping the site busy."""
 
 _WHAT: Final[dict[Kind, str]] = {
     "requests": "Too many requests",
+    "compare": "Too many comparisons (large ones count more than once)",
     "publish": "Too many runs published",
     "report": "Too many reports",
     "token": "Too many new tokens or accounts",
@@ -59,21 +61,24 @@ class Throttle:
         self._key = hashlib.sha256(b"flatout throttle\0" + settings.secret.encode()).digest()
         self._windows = MovingWindowRateLimiter(MemoryStorage())
         hourly, minutely = settings.publish_per_hour, settings.requests_per_minute
+        comparing = settings.comparisons_per_minute
         self._limits: dict[Kind, RateLimitItem | None] = {
             "requests": RateLimitItemPerMinute(minutely, namespace="requests") if minutely else None,
+            "compare": RateLimitItemPerMinute(comparing, namespace="compare") if comparing else None,
             "publish": RateLimitItemPerHour(hourly, namespace="publish") if hourly else None,
             "report": RateLimitItemPerHour(hourly, namespace="report") if hourly else None,
             "token": RateLimitItemPerHour(hourly, namespace="token") if hourly else None,
             "failed": RateLimitItemPerMinute(FAILED_PER_MINUTE, namespace="failed"),
         }
 
-    def check(self, kind: Kind, key: str) -> Left | None:
-        """Counts one request; what is left of the limit, None where there is none. Raises TooMany, counting nothing."""
+    def check(self, kind: Kind, key: str, *, cost: int = 1) -> Left | None:
+        """Counts one request (`cost`: as so many); what is left of the limit, None where there is none. Raises TooMany,
+        counting nothing."""
         item = self._limits[kind]
         if item is None:
             return None
         name = self._name(key)
-        if not self._windows.hit(item, name):
+        if not self._windows.hit(item, name, cost=min(cost, item.amount)):
             raise _too_many(self._left(kind, item, name))
         return self._left(kind, item, name)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -49,7 +51,7 @@ def pick_up(store: Store, results_dir: Path) -> list[str]:
             continue
         reason: str | None = None
         try:
-            new = _take(store, path, about.st_size, origin)
+            new = _take(store, path, origin)
             made += [new] if new else []
         except Unavailable:
             raise
@@ -59,13 +61,14 @@ def pick_up(store: Store, results_dir: Path) -> list[str]:
     return made
 
 
-def _take(store: Store, path: Path, size: int, origin: str) -> str | None:
+def _take(store: Store, path: Path, origin: str) -> str | None:
     """The new run's public id; None where the site had the record already."""
     limit = store.settings.max_record_bytes
-    if size > limit:
-        raise Refused("the record", f"it has {size:,} bytes; at most {limit:,} are taken", too_large=True)
+    body = _read(path, limit)
+    if body is None:
+        raise Refused("the record", f"it has over {limit:,} bytes: more than is taken", too_large=True)
     local = replace(store.settings, max_body_bytes=limit)
-    taken = take(path.read_bytes(), gzipped=False, settings=local)
+    taken = take(body, gzipped=False, settings=local)
     with store.database.read() as conn:
         old = conn.scalar(
             sa.select(runs.c.public_id)
@@ -93,17 +96,32 @@ def _samples(directory: Path, record: Record, settings: Settings) -> bytes | Non
         if path.parent != directory / "samples" or path.suffix != ".npz":
             continue
         try:
-            room -= path.stat().st_size
-            if room < 0:
-                return None
-            files[f"samples/{path.name}"] = path.read_bytes()
-        except OSError:  # a record without some of its samples is a record all the same
+            data = _read(path, room)
+        except (OSError, Refused):  # a record without some of its samples is a record all the same
             continue
+        if data is None:
+            _log.warning("the samples in %s are left out: they are larger than is taken", directory.name)
+            return None
+        room -= len(data)
+        files[f"samples/{path.name}"] = data
     try:
         return take_samples(pack(files), record, settings) if files else None
     except Refused as error:
         _log.warning("the samples in %s are left out: %s", directory.name, error)
         return None
+
+
+def _read(path: Path, most: int) -> bytes | None:
+    """The file, or None if it has more bytes. A link to a file is one; nothing else is waited for or read without end.
+
+    Raises Refused for a pipe, a device or the like, OSError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise Refused("the record", f"{path.name} is no file, but a pipe or a device: nothing was read")
+        data = file.read(most + 1)
+    return data if len(data) <= most else None
 
 
 def _note(store: Store, origin: str, stamp: str, outcome: str | None) -> None:

@@ -29,7 +29,8 @@ def all_boards(request: Request) -> Boards:
     responses=errors(404),
     description="Configurations at one operating point: `single:C`, `total:C:N`, `prefill:C` or `users:C:T` with C the "
     "context in tokens, N the number of simultaneous requests, T the tok/s that each must have. Places are shared "
-    "where the runs show no difference. A board that nothing stands on is empty.",
+    "where the runs show no difference. Each publisher's runs are pooled, then those publishers that agree with the "
+    "one in the middle. A board that nothing stands on is empty.",
 )
 def ranking(
     request: Request,
@@ -60,4 +61,5 @@ def _standing(base_url: str, row: standings.Standing) -> Standing:
         model=Named(key=row.model_key, label=row.model),
         hardware=Named(key=row.hardware_key, label=row.hardware), engine=Named(key=row.engine_key, label=row.engine),
         engine_version=row.engine_version, precision=row.precision, speculation=row.speculation,
+        others=row.others, others_low=row.others_low, others_high=row.others_high, doubtful=row.doubtful,
     )  # fmt: skip

@@ -53,7 +53,8 @@ def my_tokens(request: Request, who: AnyToken) -> list[Token]:
     summary="Make a token",
     responses=errors(401, 403, 409, 413, 415),
     dependencies=JsonOnly,
-    description="A token can give no more than it has. The new one's text is in this answer and nowhere else.",
+    description="A token can give no more than it has, and the new one ends with it: at its time, or when it is "
+    "revoked. The new one's text is in this answer and nowhere else.",
 )
 def make_token(request: Request, response: Response, who: AnyToken, wanted: NewToken) -> MadeToken:
     here = site(request)
@@ -63,7 +64,7 @@ def make_token(request: Request, response: Response, who: AnyToken, wanted: NewT
         raise Forbidden(f"The token lacks the scope “{lacking[0]}”, so it cannot give it.")
     expires = None if wanted.expires_days is None else accounts.now_us() + wanted.expires_days * _DAY_US
     with here.database.write() as conn:
-        _, text = accounts.add_token(conn, who.name, wanted.scopes, wanted.label, expires)
+        _, text = accounts.add_token(conn, who.name, wanted.scopes, wanted.label, expires, made_with=who)
         made = accounts.whose(conn, text)
         kept = next(t for t in accounts.list_tokens(conn, who.account_id) if made is not None and t.id == made.token_id)
     return MadeToken(text=text, token=Token.of(kept))
@@ -71,7 +72,7 @@ def make_token(request: Request, response: Response, who: AnyToken, wanted: NewT
 
 @router.delete(
     "/me/tokens/{token_id}", status_code=204, summary="End a token", responses=errors(401, 404),
-    description="Also the one that is used for it.",
+    description="Also the one that is used for it. Those that were made with it end, too.",
 )  # fmt: skip
 def end_token(request: Request, who: AnyToken, token_id: Annotated[int, Path(ge=1, le=2**53)]) -> Response:
     with site(request).database.write() as conn:

@@ -141,7 +141,8 @@ class Changed(Model):
 
 
 class Token(Model):
-    """`start`: its first characters. `works`: neither revoked nor over."""
+    """`start`: its first characters. `works`: neither revoked nor over. `made_with`: the number of the token that it
+    was made with, and with which it ends."""
 
     id: int
     label: str
@@ -151,6 +152,7 @@ class Token(Model):
     used: str | None = Field(description="To the minute.")
     expires: str | None
     revoked: str | None
+    made_with: int | None
     works: bool
 
     @classmethod
@@ -158,7 +160,8 @@ class Token(Model):
         return cls(
             id=token.id, label=token.label, start=token.start, scopes=[s for s in SCOPES if s in token.scopes],
             created=when(token.created_us),
-            used=when(token.used_us), expires=when(token.expires_us), revoked=when(token.revoked_us), works=token.works,
+            used=when(token.used_us), expires=when(token.expires_us), revoked=when(token.revoked_us),
+            made_with=token.parent_id, works=token.works,
         )  # fmt: skip
 
 
@@ -263,7 +266,8 @@ class Boards(Model):
 
 class Standing(Model):
     """A configuration on a board. `place` is shared where no difference is shown; `low`, `high`: the 95 % interval,
-    null where it is not known; `run`: its newest run; `runs`: how many are pooled."""
+    null where it is not known; `run`: its newest run; `runs`: how many are pooled. `others`: how many other publishers
+    measured something else, from `others_low` to `others_high`, and are left out; `doubtful`: all its runs are."""
 
     place: int
     value: float
@@ -279,6 +283,10 @@ class Standing(Model):
     engine_version: str | None
     precision: str
     speculation: str
+    others: int
+    others_low: float | None
+    others_high: float | None
+    doubtful: bool
 
 
 class Ranking(Board):

@@ -42,7 +42,8 @@ def report(request: Request, response: Response, who: Visitor, run_id: RunId, sa
     here = site(request)
     limited(here, response, "report", address(request.scope))
     with here.database.write() as conn:
-        made = moderation.report(conn, run_id, said.reason, account_id=who.account_id if who is not None else None)
+        made = moderation.report(conn, run_id, said.reason, account_id=who.account_id if who is not None else None,
+                                 moderator=who is not None and who.may("moderate"))  # fmt: skip
     return Reported(id=made)
 
 

@@ -26,7 +26,7 @@ _DAY_US: Final = 86_400_000_000
 _ONCE: Final = {"Cache-Control": "no-store"}
 SAID: Final[Mapping[str, str]] = {
     "out": "You are signed out.",
-    "revoked": "The token is revoked. Nothing that used it works any more.",
+    "revoked": "The token is revoked, with those that were made with it. Nothing that used them works any more.",
     "deleted": "Your account is closed, and the content of your runs is deleted.",
 }
 WRONG: Final = "This token is not known here: it may have been revoked, have expired, or be another site's."
@@ -60,7 +60,11 @@ def sign_in(request: Request, form: Form) -> Response:
 
 @router.post("/account/sign-out")
 def sign_out(request: Request, form: Form) -> Response:
-    """Ends the session."""
+    """Ends the session, and every other that was opened with the same token: a copy of the cookie is worth nothing."""
+    who = viewer(request)
+    if who is not None:
+        with site_of(request).database.write() as conn:
+            accounts.end_sessions(conn, who)
     leave(request)
     return see_other("/account?said=out")
 
@@ -78,7 +82,7 @@ def register(request: Request, form: Form) -> Response:
     _registration(request)
     site = site_of(request)
     name = form.get("name", "").strip()
-    site.throttle.full("token", address(request.scope))
+    site.throttle.check("token", address(request.scope))  # refused names count, too: they tell which are taken
     try:
         with site.database.write() as conn:
             accounts.add_account(conn, name)  # two at once: the second is told, and gets no token for the first's
@@ -88,7 +92,6 @@ def register(request: Request, form: Form) -> Response:
         return _new(request, form, {error.place: error.text})
     except Conflict as error:
         return _new(request, form, {"name": str(error)})
-    site.throttle.check("token", address(request.scope))
     assert who is not None
     enter(request, who)
     return page(
@@ -110,7 +113,7 @@ def make_token(request: Request, form: Form) -> Response:
         expires = None if days is None else accounts.now_us() + days * _DAY_US
         site.throttle.check("token", f"account:{who.account_id}")
         with site.database.write() as conn:
-            _, text = accounts.add_token(conn, who.name, scopes, form.get("label", ""), expires)
+            _, text = accounts.add_token(conn, who.name, scopes, form.get("label", ""), expires, made_with=who)
     except Refused as error:
         return _own(request, who, form, {error.place: error.text})
     return page(
@@ -127,7 +130,8 @@ def revoke(request: Request, token_id: str, form: Form) -> Response:
         raise NotFound("There is no such token.")
     with site.database.write() as conn:
         accounts.revoke(conn, int(token_id), account_id=who.account_id, by=who.name)
-    if int(token_id) == who.token_id:
+        ended = accounts.who_by_token(conn, who.token_id, who.epoch) is None
+    if ended:
         leave(request)
     return see_other("/account?said=revoked")
 
@@ -172,5 +176,6 @@ def _own(
     more: dict[str, Any] = {"rows": found.rows, "tokens": tokens, "form": form, "errors": errors, "said": said}
     return page(
         request, "account.html", who.name, status=422 if errors else 200, headers=_ONCE, scopes=accounts.SCOPES,
-        days={"": "never", "30": "30 days", "90": "90 days", "365": "a year"}, more=bool(found.next), **more,
+        days={"": "never", "30": "30 days", "90": "90 days", "365": "a year"}, more=bool(found.next),
+        start_of={token.id: token.start for token in tokens}, **more,
     )  # fmt: skip

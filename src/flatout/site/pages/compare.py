@@ -12,13 +12,13 @@ from fastapi import APIRouter, Request, Response
 from flatout.compare import letter_of
 from flatout.site import listing
 from flatout.site.api.runs import visible
-from flatout.site.errors import NotFound
+from flatout.site.errors import NotFound, Refused
 from flatout.site.listing import Filter
 from flatout.site.pages import workshop
 from flatout.site.pages.answers import READ, Piece, piece
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import viewer
-from flatout.site.problems import Tombstone
+from flatout.site.problems import Tombstone, sentence
 from flatout.site.store import RunRow
 
 router: Final = APIRouter()
@@ -53,13 +53,17 @@ def compare(request: Request) -> Response:
     rows = rows[:MOST_SIDES]
     nothing: tuple[dict[str, str], dict[str, Piece]] = {}, {"body": piece(b"")}
     many = len(rows) > 1
-    made, drawn = workshop.comparison(request, rows, [_name(row) for row in rows]) if many else nothing
+    refused = None
+    try:
+        made, drawn = workshop.comparison(request, rows, [_name(row) for row in rows]) if many else nothing
+    except Refused as error:
+        refused, (made, drawn) = sentence(error.text[:1].upper() + error.text[1:]), nothing
     ids = [row.public_id for row in rows]
     return page(
         request, "compare.html", made.get("title", "Compare runs"), sheets=("compared.css",), rows=rows,
-        status=404 if missing and not rows else 200,
+        status=422 if refused else 404 if missing and not rows else 200,
         sides=[_side(ids, number, row) for number, row in enumerate(rows)], drawn=drawn,
-        compared=many and "error" not in made, error=made.get("error"),
+        compared=many and not refused and "error" not in made, error=refused or made.get("error"),
         missing=missing, too_many=too_many, most=MOST_SIDES, offered=_offered(request, rows),
         swapped=f"/compare?{_query(ids[1::-1] + ids[2:])}" if many else None, query=_query(ids),
         full=len(rows) >= MOST_SIDES,

@@ -22,14 +22,21 @@ from flatout.site.pages.badge import badge, words
 from flatout.site.pages.templating import environment, policy, site_of
 from flatout.site.pages.viewer import viewer
 from flatout.site.schema import points
-from flatout.site.store import RunRow
+from flatout.site.store import PUBLIC, RunRow
 
 router: Final = APIRouter()
+PICTURE_S: Final = 300
 IN_PAGES: Final = {"Cross-Origin-Resource-Policy": "cross-origin"}
 
 
 def _row(request: Request, run_id: str) -> RunRow:
     return visible(site_of(request), viewer(request), run_id)
+
+
+def _kept(row: RunRow) -> str:
+    """How long others may keep a picture: no longer than hiding a run may take to have its effect, and that of one that
+    is not public not at all."""
+    return f"public, max-age={PICTURE_S}" if row.state == PUBLIC else "private, no-store"
 
 
 def _saved(row: RunRow, ending: str) -> dict[str, str]:
@@ -88,7 +95,7 @@ def card(request: Request, run_id: str) -> Response:
         raise NotFound("There is no picture of this run: it has no decode cells, or this site cannot draw.")
     # a browser that shows the picture alone puts a style of its own around it
     rules = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-    headers = {"Cache-Control": "public, max-age=3600", "Content-Security-Policy": rules, **IN_PAGES}
+    headers = {"Cache-Control": _kept(row), "Content-Security-Policy": rules, **IN_PAGES}
     return whole(request, made, "image/png", headers=headers)
 
 
@@ -97,7 +104,7 @@ def badge_of(request: Request, run_id: str, board: str = "") -> Response:
     """A badge with one speed: of the operating point `board`, or of the fastest single stream. Raises NotFound."""
     row = _row(request, run_id)
     made = badge("flatout", words(*_speed(request, row, board)))
-    headers = {"Cache-Control": "public, max-age=600", "Content-Security-Policy": "default-src 'none'", **IN_PAGES}
+    headers = {"Cache-Control": _kept(row), "Content-Security-Policy": "default-src 'none'", **IN_PAGES}
     return whole(request, made.encode(), "image/svg+xml", headers=headers)
 
 

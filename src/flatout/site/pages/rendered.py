@@ -41,6 +41,16 @@ class Rendered:
         self._dropped: set[str] = set()
         self._written = 0
 
+    def known(self, kind: str, of: str, *, also: str = "", file: bool = True) -> bytes | None:
+        """The thing if it is kept, as for `get`: nobody waits for what others have drawn."""
+        name = _name(kind, of, also)
+        found = self._from_memory(name)
+        if found is None and file:
+            found = self._from_file(name)
+            if found is not None:
+                self._to_memory(name, found)
+        return found
+
     def get(self, kind: str, of: str, make: Callable[[], bytes], *, also: str = "", file: bool = True) -> bytes:
         """The thing; made where it is not there yet, once even when many ask. `of`: the SHA-256 in hex of what it is
         drawn from; `also`: the same of a second thing; without `file` it is kept in memory alone. Raises what `make`
@@ -121,7 +131,9 @@ class Rendered:
 
     def _to_file(self, name: str, made: bytes) -> None:
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if self._folder.stat().st_mode & 0o077:  # made before, or the folder above is everybody's
+                self._folder.chmod(0o700)
             write_beside(self._folder / name, made)
             self._written += 1
             if self._written % SWEEP_EVERY == 1:

@@ -111,7 +111,8 @@ def report(request: Request, run_id: str, form: Form) -> Response:
         return _report_form(request, row, form, {error.place: error.text})
     site.throttle.check("report", address(request.scope))
     with site.database.write() as conn:
-        moderation.report(conn, run_id, reason, account_id=who.account_id if who is not None else None)
+        moderation.report(conn, run_id, reason, account_id=who.account_id if who is not None else None,
+                          moderator=who is not None and who.may("moderate"))  # fmt: skip
     return see_other(f"/r/{row.public_id}?said=reported")
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from flatout.site.app import Site
 
 TOKEN: Final = "token"
-"""The session's key for the number of the token it was opened with."""
+"""The session's key for the number of the token it was opened with, and the token's epoch then."""
 
 
 def viewer(request: Request) -> Who | None:
@@ -22,12 +22,13 @@ def viewer(request: Request) -> Who | None:
     if known is not None:
         return known if isinstance(known, Who) else None
     session = request.scope.get("session") or {}
-    number = session.get(TOKEN)
+    kept = session.get(TOKEN)
     found: Who | None = None
-    if isinstance(number, int):
-        site: Site = request.app.state.site
-        with site.database.read() as conn:
-            found = who_by_token(conn, number)
+    if kept is not None:
+        if isinstance(kept, list) and len(kept) == 2 and all(isinstance(part, int) for part in kept):
+            site: Site = request.app.state.site
+            with site.database.read() as conn:
+                found = who_by_token(conn, kept[0], kept[1])
         if found is None:
             request.session.clear()
     request.state.viewer = found if found is not None else "nobody"
@@ -47,7 +48,7 @@ def signed_in(request: Request, scope: str | None = None) -> Who:
 def enter(request: Request, who: Who) -> None:
     """Opens the session anew, so that nothing from before it can be used in it."""
     request.session.clear()
-    request.session[TOKEN] = who.token_id
+    request.session[TOKEN] = [who.token_id, who.epoch]
     request.state.viewer = who
 
 

@@ -14,7 +14,10 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from sqlalchemy import select
 
+from flatout.site import comparing
+from flatout.site.comparing import Few
 from flatout.site.drawer import Busy, Drawer
+from flatout.site.middleware import address
 from flatout.site.pages.ahead import NEWEST, Ahead
 from flatout.site.pages.answers import Piece, pack, unpack
 from flatout.site.pages.rendered import COMPARISON, Rendered
@@ -29,6 +32,11 @@ TIDY_S: Final = 60.0
 SHOWN: Final = (PUBLIC, QUEUED)
 NOTHING: Final = b""
 """Kept where a thing cannot be drawn, so that it is not tried again."""
+DRAWINGS: Final = Few(8)
+"""Of the site's 40 threads; a run takes 0.3 s."""
+COMPARISONS: Final = Few(3)
+COMPARED: Final = Few(3)
+"""Those that are drawn, and those for programs: one is made, two wait."""
 
 
 def attach(app: FastAPI) -> None:
@@ -98,7 +106,12 @@ def _draw_ahead(store: Store, kept: Rendered, public_id: str) -> None:
 
 
 def _kept(request: Request, kind: str, row: RunRow, make: Callable[[], bytes], *, also: str = "") -> bytes:
-    return rendered(request).get(kind, row.content_hash, make, also=also) if row.state in SHOWN else make()
+    kept = rendered(request)
+    known = kept.known(kind, row.content_hash, also=also) if row.state in SHOWN else None
+    if known is not None:
+        return known
+    with DRAWINGS:
+        return kept.get(kind, row.content_hash, make, also=also) if row.state in SHOWN else make()
 
 
 def whole_page(request: Request, row: RunRow) -> bytes:
@@ -122,7 +135,7 @@ def comparison(
     request: Request, rows: Sequence[RunRow], names: Sequence[str]
 ) -> tuple[dict[str, str], dict[str, Piece]]:
     """Runs compared, the first being the baseline: the piece `body`, its `title`; or an `error` in words. Raises as
-    `run_page`."""
+    `run_page`, Refused (too large) and TooMany."""
     store = site_of(request).store
 
     def make() -> bytes:
@@ -130,5 +143,31 @@ def comparison(
         body = made.pop("body", "")
         return pack(made, {"body": body.encode()})
 
-    of = hashlib.sha256("\0".join([*(row.content_hash for row in rows), *names]).encode()).hexdigest()
-    return unpack(rendered(request).get(COMPARISON, of, make, file=False))
+    return unpack(_compared(request, "page", rows, names, COMPARISONS, make))
+
+
+def compared(request: Request, rows: Sequence[RunRow]) -> bytes:
+    """The same as JSON, for programs, under the runs' own ids. Raises as `comparison`; Refused, too, where they cannot
+    be compared."""
+    store = site_of(request).store
+    names = [row.public_id for row in rows]
+
+    def make() -> bytes:
+        return comparing.compared([store.content(name) for name in names], names)
+
+    return _compared(request, "data", rows, names, COMPARED, make)
+
+
+def _compared(
+    request: Request, form: str, rows: Sequence[RunRow], names: Sequence[str], few: Few, make: Callable[[], bytes]
+) -> bytes:
+    """A comparison that is kept, or made now and counted."""
+    cost = comparing.count(rows)
+    of = hashlib.sha256("\0".join([form, *(row.content_hash for row in rows), *names]).encode()).hexdigest()
+    kept = rendered(request)
+    known = kept.known(COMPARISON, of, file=False)
+    if known is not None:
+        return known
+    site_of(request).throttle.check("compare", address(request.scope), cost=cost)
+    with few:
+        return kept.get(COMPARISON, of, make, file=False)
