@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any, Final
 
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from tests import page_records, records
 
 from flatout.limits import known
 from flatout.record import Cell, Fact, Record
-from flatout.site import boards, schema, standings, store
+from flatout.site import counts, schema, standings
 from flatout.site.facts import PointRow, RunFacts, run_facts
 from flatout.site.intake import public_id_of, take
 from flatout.site.settings import Settings
@@ -110,15 +111,12 @@ class _Batch:
 
     def add(self, runs: Sequence[tuple[dict[str, Any], RunFacts]]) -> None:
         cells = [[{"run_id": row["id"], **asdict(point)} for point in facts.points] for row, facts in runs]
+        members = [SimpleNamespace(**row) for row, _ in runs]
+        members.sort(key=lambda row: (row.started_us, row.id), reverse=True)
+        points = {row["id"]: facts.points for row, facts in runs}
         self._rows[schema.runs] += [row for row, _ in runs]
         self._rows[schema.points] += itertools.chain.from_iterable(cells)
-        newest = max(runs, key=lambda run: (run[0]["started_us"], run[0]["id"]))[0]
-        keys = {name: newest[name] for name in ("repro_key", "model_key", "hardware_key", "engine_key")}
-        for board, value in boards.pooled_boards([facts.points for _, facts in runs]).items():
-            self._rows[schema.standings].append(
-                {"board": board.name, "value": value.value, "low": value.low, "high": value.high, "runs": value.runs,
-                 "run_id": newest["id"], **keys}
-            )  # fmt: skip
+        self._rows[schema.standings] += standings.rows(members[0].repro_key, members, points, [None])
         if len(self._rows[schema.runs]) >= _CHUNK:
             self.flush()
 
@@ -221,7 +219,7 @@ def _run(rng: random.Random, facts: RunFacts, end: datetime, number: int) -> tup
 
 def _names(run: RunFacts) -> list[tuple[str, str, str]]:
     row = asdict(replace(run, points=()))
-    return [(kind, *named(row)) for kind, named in store._KINDS.items() if named(row)[0]]
+    return [(kind, *named(row)) for kind, named in counts._KINDS.items() if named(row)[0]]
 
 
 def _one_label(counts: Counter[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:

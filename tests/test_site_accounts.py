@@ -59,7 +59,7 @@ def test_whose_knows_working_tokens_only(base: Database) -> None:
         accounts.revoke(conn, who.token_id, by="ann")
         accounts.revoke(conn, who.token_id, by="ann")
     with base.read() as conn:
-        assert accounts.whose(conn, text) is None and accounts.who_by_token(conn, who.token_id) is None
+        assert accounts.whose(conn, text) is None and accounts.who_by_token(conn, who.token_id, 0) is None
         told = [row.what for row in conn.execute(select(schema.deeds))]
     assert told.count("token revoked") == 1 and told.count("token made") == 2 and told.count("account made") == 1
 
@@ -84,6 +84,47 @@ def test_others_tokens_cannot_be_revoked(base: Database) -> None:
         assert accounts.whose(conn, text) is not None
         with pytest.raises(NotFound):
             accounts.revoke(conn, 7)
+
+
+def test_a_token_can_be_replaced_and_one_that_was_found_ends_with_what_it_made(base: Database) -> None:
+    with base.write() as conn:
+        ann, first = accounts.add_token(conn, "ann")
+        texts = [first]
+        for _ in range(3):  # each made with the one before
+            maker = accounts.whose(conn, texts[-1])
+            assert maker is not None
+            texts.append(accounts.add_token(conn, "ann", made_with=maker)[1])
+        _, other = accounts.add_token(conn, "ann")
+        ids = [who.token_id for text in texts if (who := accounts.whose(conn, text)) is not None]
+        assert [token.parent_id for token in accounts.list_tokens(conn, ann.id)].count(None) == 2
+        accounts.revoke(conn, ids[0], account_id=ann.id, by="ann")
+        assert [accounts.whose(conn, text) is not None for text in texts] == [False, True, True, True]
+        accounts.revoke(conn, ids[0], account_id=ann.id, by="ann", made_too=True)  # also of one that ended before
+        assert [accounts.whose(conn, text) is not None for text in texts] == [False] * 4
+        assert accounts.whose(conn, other) is not None
+        told = [row.what for row in conn.execute(select(schema.deeds))]
+    assert told.count("token revoked") == 4
+
+
+def test_a_token_ends_no_later_than_the_one_that_made_it(base: Database) -> None:
+    soon = accounts.now_us() + 1_000_000_000
+    with base.write() as conn:
+        maker = accounts.whose(conn, accounts.add_token(conn, "ann", expires_us=soon)[1])
+        assert maker is not None and maker.expires_us == soon
+        for asked, expected in ((None, soon), (soon + 5, soon), (soon - 5, soon - 5)):
+            made = accounts.whose(conn, accounts.add_token(conn, "ann", expires_us=asked, made_with=maker)[1])
+            assert made is not None and made.expires_us == expected
+
+
+def test_signing_out_ends_the_sessions_of_that_token_alone(base: Database) -> None:
+    with base.write() as conn:
+        one, two = (accounts.whose(conn, accounts.add_token(conn, "ann")[1]) for _ in range(2))
+        assert one is not None and two is not None
+        accounts.end_sessions(conn, one)
+        assert accounts.who_by_token(conn, one.token_id, one.epoch) is None
+        now = accounts.who_by_token(conn, one.token_id, one.epoch + 1)
+        assert now is not None and now.epoch == one.epoch + 1
+        assert accounts.who_by_token(conn, two.token_id, two.epoch) is not None
 
 
 @pytest.mark.parametrize(

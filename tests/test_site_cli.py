@@ -221,6 +221,24 @@ def test_a_moderated_site_says_that_the_run_waits(env: dict[str, str], tmp_path:
         assert httpx.get(f"{site.url}/api/v1/runs", timeout=30).json()["runs"] == []
 
 
+def test_what_is_replaced_on_a_moderated_site_stays_and_the_client_says_so(env: dict[str, str], tmp_path: Path) -> None:
+    own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}
+    token = new_token(own, tmp_path, "ada")
+    with SiteProcess(own, "--port", 0, cwd=tmp_path) as site:
+        link = publish(own, site, token, written(tmp_path, "old")).stdout.strip()
+    old = link.rpartition("/")[2]
+    archive = tmp_path / "one.tar"
+    done = flatout(own, "site", "backup", archive)
+    assert done.returncode == 0 and ": 1 run, 1 file, " in done.stderr, done.stderr
+    with SiteProcess(own, "--port", 0, "--moderation", "queue", cwd=tmp_path) as site:
+        done = publish(own, site, token, written(tmp_path, "new"), "--replaces", old)
+        assert done.returncode == 0 and "a moderator looks at it first" in done.stderr, done.stderr
+        assert "the run that it replaces stays as it is" in done.stderr
+        assert [run["id"] for run in httpx.get(f"{site.url}/api/v1/runs", timeout=30).json()["runs"]] == [old]
+    back = flatout({**env, "FLATOUT_SITE_DATA": str(tmp_path / "other")}, "site", "restore", archive)
+    assert back.returncode == 0 and "1 run and 1 file are back" in back.stderr, back.stderr
+
+
 def test_a_site_that_comes_back_meanwhile_gets_the_record_once(env: dict[str, str], tmp_path: Path) -> None:
     """Killed in the middle, started again while the client tries: one whole run, and the same link as ever."""
     own = {**env, "FLATOUT_SITE_DATA": str(tmp_path / "data")}

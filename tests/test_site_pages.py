@@ -8,6 +8,9 @@ import hashlib
 import io
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 import xml.etree.ElementTree as ET
@@ -15,7 +18,9 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from multiprocessing.connection import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +31,15 @@ from markupsafe import Markup
 from flatout.flags import Status
 from flatout.show import page as report_page
 from flatout.site import boards
-from flatout.site.drawer import Busy, Drawer, unpacked
+from flatout.site.drawer import (
+    NOT_AGAIN_MOST_S,
+    NOT_AGAIN_S,
+    Busy,
+    Drawer,
+    DrawingFailed,
+    Failures,
+    unpacked,
+)
 from flatout.site.errors import Forbidden, NotFound, Unavailable
 from flatout.site.pages import ahead, answers, badge, csrf, templating, traces, whiskers, workshop
 from flatout.site.pages.rendered import Rendered
@@ -771,17 +784,88 @@ def test_drawing_that_dies_costs_its_page_and_not_the_next() -> None:
         drawer.close()
 
 
-def test_drawing_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_drawing_that_takes_too_long_is_ended_and_not_tried_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
     drawer = Drawer()
+    content, other = site_records.body(71), site_records.body(72)
+    now = [1000.0]
     try:
         drawer.warm()
-        monkeypatch.setattr("flatout.site.drawer.LONGEST_S", 0.0)
-        with pytest.raises(Unavailable, match="too long"):
-            drawer.draw("run", site_records.body(71), None, 1)
-        monkeypatch.undo()
-        assert drawer.draw("run", site_records.body(71), None, 1)["card"] == "yes"
+        monkeypatch.setattr("flatout.site.drawer.time", SimpleNamespace(monotonic=lambda: now[0]))
+        with monkeypatch.context() as patch:
+            patch.setattr("flatout.site.drawer.LONGEST_S", 0.0)
+            with pytest.raises(Unavailable, match="too long"):
+                drawer.draw("run", content, None, 1)
+        assert drawer._process is None
+        for draw in (drawer.draw, drawer.draw_ahead):
+            with pytest.raises(Unavailable, match="too long"):
+                draw("run", content, None, 1)
+        assert drawer._process is None  # nothing was tried
+        assert drawer.draw("run", other, None, 1)["card"] == "yes"
+        now[0] += NOT_AGAIN_S + 1
+        assert drawer.draw("run", content, None, 1)["card"] == "yes"
+        now[0] += 1
+        assert drawer.draw("run", content, None, 1)["card"] == "yes" and not drawer._failures._known
     finally:
         drawer.close()
+
+
+def test_what_fails_again_rests_longer_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, failures = [0.0], Failures()
+    monkeypatch.setattr("flatout.site.drawer.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("flatout.site.drawer.MOST_REMEMBERED", 10)
+    rests = []
+    for _ in range(12):
+        failures.add("run", (b"a", [b"b"]), Unavailable("no"))
+        begun = now[0]
+        while True:
+            try:
+                failures.check("run", (b"a", [b"b"]))
+                break
+            except Unavailable as error:
+                assert str(error) == "no"
+                now[0] += 1
+        rests.append(now[0] - begun)
+    assert rests[:3] == [NOT_AGAIN_S, 2 * NOT_AGAIN_S, 4 * NOT_AGAIN_S] and rests[-1] == NOT_AGAIN_MOST_S
+    failures.add("card", (b"a",), DrawingFailed("KeyError"))
+    failures.check("card", (b"b",))
+    failures.check("run", (b"a",))
+    with pytest.raises(DrawingFailed, match="KeyError"):
+        failures.check("card", (b"a",))
+    for number in range(50):
+        failures.add("card", (number,), Unavailable("no"))
+    assert len(failures._known) == 10
+
+
+_GREEDY = """
+import sys, time
+from multiprocessing.connection import Connection
+from flatout.site import drawer
+drawer.MOST_MEMORY_BYTES = 300 * 1024 * 1024
+drawer.MOST_CPU_S = 1.0
+drawer.WORKS = {"memory": lambda: len(bytearray(2**30)), "cpu": lambda: sum(iter(int, 1)), "fine": lambda: 1}
+drawer.serve(Connection(int(sys.argv[1])))
+"""
+
+
+def test_the_drawing_process_is_bounded() -> None:
+    """Memory it is refused; of the processor's time it gets what is allowed, and ends."""
+    ours, theirs = Pipe()
+    process = subprocess.Popen([sys.executable, "-c", _GREEDY, str(theirs.fileno())], pass_fds=(theirs.fileno(),))
+    theirs.close()
+    try:
+        assert ours.poll(60) and ours.recv() == "ready"
+        told = []
+        for work in ("fine", "memory", "fine"):
+            ours.send((work, ()))
+            assert ours.poll(30)
+            told.append(ours.recv())
+        assert told == [(True, 1), (False, "MemoryError"), (True, 1)]
+        ours.send(("cpu", ()))
+        assert process.wait(30) == -signal.SIGXCPU
+    finally:
+        process.kill()
+        process.wait(10)
+        ours.close()
 
 
 def test_samples_come_out_of_their_zip_by_their_own_names(tmp_path: Path) -> None:

@@ -222,6 +222,7 @@ def test_safe_settings_are_safe(safe: Settings) -> None:
         ({"publish_per_hour": 0}, "anybody can make an account", "--publish-per-hour"),
         ({"publish_per_hour": 0, "registration": "closed"}, "publishing has no limit:", "--publish-per-hour"),
         ({"requests_per_minute": 0}, "requests have no limit", "--requests-per-minute"),
+        ({"comparisons_per_minute": 0}, "comparisons have no limit", "--comparisons-per-minute"),
         ({"results_dir": Path("/srv/results")}, "public at once", "flatout publish"),
         ({"proxies": ()}, "no proxy is named", "--proxy 127.0.0.1"),
         ({"proxies": ("*",)}, "names everybody", "own address"),

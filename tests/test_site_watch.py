@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,6 +128,53 @@ def test_samples_come_with_it(quick: Store, tmp_path: Path) -> None:
     (results / "b" / content["cells"][0]["samples"]).write_bytes(b"broken")
     (other,) = pick_up(quick, results)
     assert quick.samples(other) is None and quick.row(other).state == PUBLIC
+
+
+def test_samples_that_are_no_files_are_left_out(quick: Store, tmp_path: Path) -> None:
+    """A pipe, a device; a link to a file is one."""
+    results = tmp_path / "results"
+    content = site_records.content(1)
+    for number, cell in enumerate(content["cells"][:4]):
+        cell["samples"] = f"samples/{number}.npz"
+    put(results, "a", json.dumps(content))
+    samples = results / "a" / "samples"
+    samples.mkdir()
+    os.mkfifo(samples / "0.npz")
+    (samples / "1.npz").symlink_to("/dev/zero")
+    (samples / "2.npz").symlink_to(tmp_path / "there.npz")
+    (samples / "3.npz").mkdir()
+    (tmp_path / "there.npz").write_bytes(Samples.empty().to_bytes())
+    (run,) = pick_up(quick, results)
+    made = quick.samples(run)
+    assert made is not None
+    with zipfile.ZipFile(io.BytesIO(made)) as archive:
+        assert archive.namelist() == ["samples/2.npz"]
+
+
+def test_what_is_no_file_is_told_and_left(quick: Store, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    for name in ("pipe", "device", "linked", "folder"):
+        (results / name).mkdir(parents=True)
+    os.mkfifo(results / "pipe" / "record.json")
+    (results / "device" / "record.json").symlink_to("/dev/zero")
+    (results / "folder" / "record.json").mkdir()
+    (tmp_path / "elsewhere.json").write_bytes(site_records.body(1))
+    (results / "linked" / "record.json").symlink_to(tmp_path / "elsewhere.json")
+    assert len(pick_up(quick, results)) == 1
+    told = outcomes(quick)
+    assert told["linked"] is None and "no file" in str(told["pipe"]) and "no file" in str(told["device"])
+    assert told["folder"] and pick_up(quick, results) == []
+
+
+def test_a_record_that_is_too_large_is_read_no_further(tmp_path: Path) -> None:
+    made = Database.open(new_url("sqlite", tmp_path))
+    store = site_records.store(made, tmp_path / "site", max_record_bytes=5_000)
+    put(tmp_path / "results", "a", b"[" * 5_001)
+    put(tmp_path / "results", "b", b"[" * 5_000)
+    assert pick_up(store, tmp_path / "results") == []
+    told = outcomes(store)
+    made.close()
+    assert "5,000 bytes" in str(told["a"]) and "5,000 bytes" not in str(told["b"])
 
 
 def test_a_database_away_is_tried_again(quick: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,7 @@ class Who:
 @dataclass(frozen=True, slots=True)
 class Token:
     """A token as it is listed. `start`: its first characters, to know it by; `parent_id`: the token that it was made
-    with, and with which it is revoked."""
+    with."""
 
     id: int
     label: str
@@ -110,8 +110,8 @@ def add_token(
 ) -> tuple[Account, str]:
     """A new token for the account of that name, which is made if it is missing; its text is never seen again.
 
-    `made_with`: the token that makes it, which may have these scopes (the caller looks) and whose end is its end at the
-    latest, in time and by being revoked.
+    `made_with`: the token that makes it, which may have these scopes (the caller looks) and with which it ends at the
+    latest.
 
     Raises Refused: name, scopes, label or time are not possible; Conflict: the account is closed or has too many.
     """
@@ -182,9 +182,12 @@ def all_tokens(conn: Connection) -> list[tuple[str, Token]]:
     return [(row.name, _token(row)) for row in conn.execute(query)]
 
 
-def revoke(conn: Connection, token_id: int, *, account_id: int | None = None, by: str = "operator") -> None:
-    """Ends a token (of that account, if given) at once, and those that were made with it: who found a token and made
-    others with it loses them, too. Again is no error. Raises NotFound."""
+def revoke(
+    conn: Connection, token_id: int, *, account_id: int | None = None, by: str = "operator", made_too: bool = False
+) -> None:
+    """Ends a token (of that account, if given) at once; with `made_too` also those that were made with it, and with
+    those: for a token that somebody found. Without it a token can be replaced by one that it made. Again is no error.
+    Raises NotFound."""
     query = select(tokens, accounts.c.name).join(accounts).where(tokens.c.id == token_id)
     if account_id is not None:
         query = query.where(tokens.c.account_id == account_id)
@@ -192,7 +195,7 @@ def revoke(conn: Connection, token_id: int, *, account_id: int | None = None, by
     if row is None:
         raise NotFound("there is no such token; list them to see their numbers")
     ends = [row]
-    for one in ends:  # it grows by what was made with each
+    for one in ends if made_too else ():  # it grows by what was made with each
         ends += conn.execute(select(tokens).where(tokens.c.parent_id == one.id, tokens.c.account_id == row.account_id))
     for one in ends:
         if one.revoked_us is None:

@@ -64,7 +64,7 @@ tokens: Final = Table(
 )
 """`hash`: SHA-256 of the token, which is random enough to need no salt; `start`: its first characters, to know it by;
 `scopes`: words with spaces between. `epoch`: goes up as somebody signs out; a session of an earlier one has ended.
-`parent_id`: the token that it was made with, which takes it along when it is revoked (no foreign key, as in `runs`)."""
+`parent_id`: the token that it was made with (no foreign key, as in `runs`)."""
 
 runs: Final = Table(
     "runs",

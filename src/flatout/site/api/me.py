@@ -53,8 +53,8 @@ def my_tokens(request: Request, who: AnyToken) -> list[Token]:
     summary="Make a token",
     responses=errors(401, 403, 409, 413, 415),
     dependencies=JsonOnly,
-    description="A token can give no more than it has, and the new one ends with it: at its time, or when it is "
-    "revoked. The new one's text is in this answer and nowhere else.",
+    description="A token can give no more than it has: the new one ends when it does at the latest. The "
+    "new one's text is in this answer and nowhere else.",
 )
 def make_token(request: Request, response: Response, who: AnyToken, wanted: NewToken) -> MadeToken:
     here = site(request)
@@ -72,11 +72,14 @@ def make_token(request: Request, response: Response, who: AnyToken, wanted: NewT
 
 @router.delete(
     "/me/tokens/{token_id}", status_code=204, summary="End a token", responses=errors(401, 404),
-    description="Also the one that is used for it. Those that were made with it end, too.",
+    description="Also the one that is used for it. `made_too`: with those that were made with it, and with "
+    "those; for a token that somebody else may have had.",
 )  # fmt: skip
-def end_token(request: Request, who: AnyToken, token_id: Annotated[int, Path(ge=1, le=2**53)]) -> Response:
+def end_token(
+    request: Request, who: AnyToken, token_id: Annotated[int, Path(ge=1, le=2**53)], made_too: bool = False
+) -> Response:
     with site(request).database.write() as conn:
-        accounts.revoke(conn, token_id, account_id=who.account_id, by=who.name)
+        accounts.revoke(conn, token_id, account_id=who.account_id, by=who.name, made_too=made_too)
     return Response(status_code=204)
 
 

@@ -142,7 +142,7 @@ class Changed(Model):
 
 class Token(Model):
     """`start`: its first characters. `works`: neither revoked nor over. `made_with`: the number of the token that it
-    was made with, and with which it ends."""
+    was made with."""
 
     id: int
     label: str

@@ -26,7 +26,8 @@ _DAY_US: Final = 86_400_000_000
 _ONCE: Final = {"Cache-Control": "no-store"}
 SAID: Final[Mapping[str, str]] = {
     "out": "You are signed out.",
-    "revoked": "The token is revoked, with those that were made with it. Nothing that used them works any more.",
+    "revoked": "The token is revoked. Nothing that used it works any more.",
+    "revoked-all": "The token is revoked, with those that were made with it. Nothing that used them works any more.",
     "deleted": "Your account is closed, and the content of your runs is deleted.",
 }
 WRONG: Final = "This token is not known here: it may have been revoked, have expired, or be another site's."
@@ -124,16 +125,18 @@ def make_token(request: Request, form: Form) -> Response:
 
 @router.post("/account/tokens/{token_id}/revoke")
 def revoke(request: Request, token_id: str, form: Form) -> Response:
-    """Ends a token of one's own; with the present one the session ends. Raises Forbidden, NotFound."""
+    """Ends a token of one's own, with those that it made if asked; with the present one the session ends. Raises
+    Forbidden, NotFound."""
     site, who = site_of(request), signed_in(request)
     if not (token_id.isascii() and token_id.isdigit() and len(token_id) < 16):
         raise NotFound("There is no such token.")
+    made_too = form.get("made") == "too"
     with site.database.write() as conn:
-        accounts.revoke(conn, int(token_id), account_id=who.account_id, by=who.name)
+        accounts.revoke(conn, int(token_id), account_id=who.account_id, by=who.name, made_too=made_too)
         ended = accounts.who_by_token(conn, who.token_id, who.epoch) is None
     if ended:
         leave(request)
-    return see_other("/account?said=revoked")
+    return see_other("/account?said=revoked-all" if made_too else "/account?said=revoked")
 
 
 @router.post("/account/delete")
@@ -177,5 +180,6 @@ def _own(
     return page(
         request, "account.html", who.name, status=422 if errors else 200, headers=_ONCE, scopes=accounts.SCOPES,
         days={"": "never", "30": "30 days", "90": "90 days", "365": "a year"}, more=bool(found.next),
-        start_of={token.id: token.start for token in tokens}, **more,
+        start_of={token.id: token.start for token in tokens},
+        makers={token.parent_id for token in tokens if token.works}, **more,
     )  # fmt: skip
