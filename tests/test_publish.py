@@ -568,3 +568,39 @@ def test_an_interrupted_sending_says_that_it_may_have_arrived(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130 and "may have arrived" in said and "Traceback" not in said
+
+
+# --- what the site says of what it took -----------------------------------------------------------------------------
+
+
+def took(site: FakeSite, **told: Any) -> list[str]:
+    said: list[str] = []
+    content = {"id": "abcdefghijkl", "url": f"{site.url}/r/abcdefghijkl", "state": "public", "created": True, **told}
+    site.runs = [Reply(201, content)]
+    with Site(site.url, TOKEN, say=said.append) as there:
+        assert there.publish(Parcel(b"{}")).url == content["url"]
+    return said
+
+
+def test_the_sites_hash_must_be_that_of_what_was_sent(site: FakeSite) -> None:
+    assert took(site, content_hash=hashlib.sha256(b"{}").hexdigest()) == []
+    with pytest.raises(SiteTrouble, match="keeps something else"):
+        took(site, content_hash=hashlib.sha256(b"[]").hexdigest())
+    (note,) = took(site)
+    assert "does not say under which hash" in note
+
+
+def test_a_link_to_another_address_is_said(site: FakeSite) -> None:
+    good = hashlib.sha256(b"{}").hexdigest()
+    (note,) = took(site, content_hash=good, url="https://elsewhere.example/r/abcdefghijkl")
+    assert "leads to another address" in note
+
+
+@pytest.mark.parametrize("there", ["http://[bad", "javascript:alert(1)", "file:///etc/passwd", "https://a:b@c/"])
+def test_where_it_is_sent_on_to_is_told_as_a_link_only_if_it_is_one(site: FakeSite, there: str) -> None:
+    site.runs = [Reply(302, {}, {"Location": there})]
+    with Site(site.url, TOKEN) as client, pytest.raises(SiteTrouble, match="sends on to an address that is none"):
+        client.publish(Parcel(b"{}"))
+    site.runs = [Reply(201, {"id": "abcdefghijkl", "url": there, "state": "public", "created": True})]
+    with Site(site.url, TOKEN) as client, pytest.raises(SiteTrouble, match="does not say where it is"):
+        client.publish(Parcel(b"{}"))

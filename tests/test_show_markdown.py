@@ -111,3 +111,25 @@ def test_summary_can_be_printed(text: str) -> None:
     assert made.isprintable()
     for name in re.findall(r'"(\w+_(?:p50|p99)\w*)"', made):
         assert name.endswith("_ms")
+
+
+AUTOLINKS = re.compile(r"(?i)(?:https?|ftp)://\S|(?<![a-z0-9])www\.\S|(?:mailto|xmpp):[a-z0-9]|[\w.+-]+@\w")
+"""What GitHub makes a link of by itself (GFM, 6.9)."""
+
+
+@given(
+    st.sampled_from(
+        ["https://evil.example/x", "HTTP://a.b", "(www.evil.example", "ftp://a.b", "mailto:a@b.c", "a@b.c"]
+    ),
+    st.text(max_size=10),
+    st.text(max_size=10),
+)
+def test_no_address_becomes_a_link(address: str, before: str, after: str) -> None:
+    shown = markdown.escape(f"{before}{address}{after}")
+    assert not AUTOLINKS.search(shown), shown
+
+
+def test_an_address_in_a_warning_is_not_linked_and_still_read() -> None:
+    record = records.seed_page().model_copy(update={"warnings": ["look at https://evil.example/login"]})
+    told = markdown.render(record)
+    assert "https://" not in told and "evil.example/login" in told

@@ -298,7 +298,7 @@ def _tell(made: Preview, published: Published, replaces: str | None, as_json: bo
     if published.state == "queued":
         _say("a moderator looks at it first; until then only you see it")
         if replaces:
-            _say("the run whose place it takes stays public until this one is approved")
+            _say("the run that it replaces stays as it is, public if it was, until this one is approved")
     elif not published.created:
         _say("the site had this very record already")
     print(published.url)

@@ -155,6 +155,8 @@ class Site:
                 answer = self._call(method, where, body, headers or {})
             except httpx.HTTPError as error:
                 trouble = _words(error)
+            except httpx.InvalidURL as error:  # of a redirect, which httpx looks at though it is not to follow it
+                raise SiteTrouble(_sent_on(self.url, None)) from error
             else:
                 if answer.status not in _AGAIN or not _passing(answer):
                     return _good(answer, self.url)
@@ -199,6 +201,15 @@ def _link(url: str, told: object) -> str | None:
     except ValueError:
         return None
     return clean(made, 300) if good else None
+
+
+def _sent_on(url: str, told: str | None) -> str:
+    there = _link(url, told)
+    if there is None:
+        return f"{url} sends on to an address that is none: is it a flatout site?"
+    return (
+        f"{url} sends on to {there}. The token is sent nowhere but where you say: if that is the site, use it with --to"
+    )
 
 
 def _limited(reply: httpx.Response) -> bytes:
@@ -277,12 +288,7 @@ def _good(answer: _Answer, url: str) -> _Answer:
     if answer.status < 300:
         return answer
     if answer.status < 400:
-        there = _link(url, answer.headers.get("location")) or "an address that is none"
-        raise SiteTrouble(
-            f"{url} sends on to {there}. The token is sent nowhere but where you say: if that is the site, use it with "
-            "--to",
-            answer.status,
-        )
+        raise SiteTrouble(_sent_on(url, answer.headers.get("location")), answer.status)
     problem = answer.json()
     said = clean(problem.get("detail") or problem.get("title") or "", 1000)
     place = clean(problem.get("place") or "", 200)

@@ -259,8 +259,8 @@ def _names(
     *,
     before: bool,
 ) -> tuple[Any, list[dict[str, Any]]]:
-    """The chart's layer and its rows: the series' names at their last points, moved apart where they would cover each other; `before`: on the
-    left of them, where their lines come from the right."""
+    """The chart's layer and its rows: the series' names at their last points, moved apart where they would cover each
+    other; `before`: on the left of them, where their lines come from the right."""
     last: dict[str, Point] = {}
     for point in points:
         last[point.series] = point

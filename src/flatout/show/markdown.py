@@ -14,7 +14,7 @@ from flatout.show.safe import clean
 
 _ACTIVE: Final = re.compile(r"([\\`*_\[\]|~$#])")
 _MENTION: Final = re.compile(r"@(?=\w)")
-_LINK: Final = re.compile(r"(?i)(?<![a-z])(https?|ftp|mailto|xmpp):|(?<![a-z0-9])(www)(?=\.)")
+_LINK: Final = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp):|www(?=\.)")
 _ENTITIES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _SUPERSCRIPT: Final = str.maketrans("abcdefghijklmnoprstuvwxyz", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ")
 _WORD_JOINER: Final = "\u2060"
