@@ -36,8 +36,8 @@ LIVE_BINS: Final = 500
 """Of the shortest window: how fine the live counts are, within what is sensible for a look."""
 EVEN_SHARE: Final = 0.5
 """Of the wanted precision: so much may a window's share of pauses cost at its possible ends."""
-SPEED_SHARE: Final = 0.2
-"""Of the shortest window: so long the streams' speed is watched before the window opens, to know when they restart."""
+SPEED_SHARE: Final = 0.1
+"""Of the shortest window: so long the streams must have written before it opens, to know when they will restart."""
 NEARLY: Final = 0.95
 """Share of the expected requests that must run: at any moment a few are between two of their requests."""
 
@@ -225,23 +225,24 @@ class _Go:
 
     def _looks(self) -> list[float]:
         """The window's possible ends: where precision is asked for, times at which the pauses between requests have
-        their share. Watches the streams' speed for a moment."""
+        their share."""
         suite, n = self._session.options.suite, self._planned.concurrency
         looks = look_times_s(suite)
         per_event = self._session.tokens_per_event
         if len(looks) < 2 or per_event is None or n > (self._session.limits.max_running or n):
             return looks
-        before = self._session.pool.status()
-        self._session.control.sleep(SPEED_SHARE * suite.min_time_s)
-        after = self._session.pool.status()
-        events = after.events - before.events
-        if events <= 0 or after.t_ns <= before.t_ns or after.token_ns < 0:
+        seen = self._session.pool.status()
+        written_s = (time.monotonic_ns() - seen.token_ns) / 1e9 if seen.token_ns >= 0 else 0.0
+        self._session.control.sleep(max(0.0, SPEED_SHARE * suite.min_time_s - written_s))
+        seen = self._session.pool.status()
+        events = seen.events - n  # the first of each stream is where its writing begins
+        if events <= 0 or not 0 <= seen.token_ns < seen.t_ns:
             return looks
-        token_s = (after.t_ns - before.t_ns) / 1e9 * n / (events * per_event)
-        age_s = (time.monotonic_ns() - after.token_ns) / 1e9
+        token_s = (seen.t_ns - seen.token_ns) / 1e9 * n / (events * per_event)
+        age_s = (time.monotonic_ns() - seen.token_ns) / 1e9
         most = self._planned.max_output
         firsts = sends.first_lengths(n, most, self._session.options.seed + n)
-        pause_s = (after.token_ns - after.sent_ns) / 1e9
+        pause_s = (seen.token_ns - seen.sent_ns) / 1e9
         share = pause_s / (most * token_s + pause_s)
         self._pauses = lambda at_s: (share, pauses_ended(firsts, most, token_s, pause_s, age_s, at_s))
         assert suite.precision is not None
