@@ -21,7 +21,7 @@ from flatout.show.layout import (
     width_of,
     wrap,
 )
-from flatout.show.safe import clean, for_encoding
+from flatout.show.safe import _cleaned, clean, for_encoding
 
 WORDS = st.lists(st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=12), max_size=30)
 
@@ -119,3 +119,11 @@ def test_any_encoding_can_take_it(text: str, encoding: str | None) -> None:
 
 def test_our_signs_have_ascii_spellings() -> None:
     assert for_encoding("8K × 4 ≥ 20 · ±0.4 % —", "ascii") == "8K x 4 >= 20 | +/-0.4 % -"
+
+
+@given(st.text(st.characters(codec="utf-8") | st.sampled_from("ab \t\u202e\u0301"), max_size=60), st.integers(1, 40))
+def test_the_short_way_to_clean_a_plain_text_changes_nothing(text: str, limit: int) -> None:
+    for told in (text, text.encode("ascii", "ignore").decode(), text.strip() + " x  y"):
+        long_way = _cleaned(told[: limit * 4])
+        cut = long_way if len(long_way) <= limit else long_way[: limit - 1].rstrip() + "…"
+        assert clean(told, limit) == cut

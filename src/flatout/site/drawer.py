@@ -42,6 +42,8 @@ AHEAD_S: Final = 10.0
 WAIT_S: Final = 20.0
 """How long a request waits for those before it."""
 MOST_MEMBER_BYTES: Final = 64 * 1024 * 1024
+BEHIND: Final = 5
+"""How far the drawing process stands back behind the one that answers, where cores are few."""
 MOST_MEMORY_BYTES: Final = 4 * 1024 * 1024 * 1024
 """What drawings may take beside what the process has when it is ready."""
 MOST_CPU_S: Final = 60.0
@@ -227,6 +229,8 @@ def serve(pipe: Connection) -> None:
 
         vl_convert.vegalite_to_svg({"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {}})
     _bound_memory()
+    with suppress(OSError):
+        os.nice(BEHIND)
     pipe.send("ready")
     while True:
         try:

@@ -44,6 +44,9 @@ KEEP_ALIVE_S: Final = 65
 CONNECTIONS: Final = 1_000
 CONNECTIONS_EACH: Final = 100
 """Of one address, or one IPv6 network; where a proxy is named, all come from it, and it has limits of its own."""
+SWITCH_S: Final = 0.0005
+"""How long a thread may compute while another waits: each request passes the event loop several times, and with the
+usual 5 ms it would wait there for every page that is being made."""
 HEAD_S: Final = 20.0
 """A request's head must have come by then: from the connection on, or from its first byte on a later one."""
 LARGEST_HEAD_BYTES: Final = 32 * 1024
@@ -71,6 +74,7 @@ def start(settings: Settings, say: Callable[[str], None]) -> None:
             address = settings.base_url if typed else default_base_url(settings.host, port)
             settings = replace(settings, port=port, base_url=address)
         app = create_app(settings)
+        sys.setswitchinterval(SWITCH_S)
         server = _Server(_config(app, settings), lambda: _started(settings, app.state.site.database, say))
         before = {number: signal.signal(number, server.told) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
