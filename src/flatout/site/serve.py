@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import signal
@@ -47,6 +48,8 @@ CONNECTIONS_EACH: Final = 100
 SWITCH_S: Final = 0.0005
 """How long a thread may compute while another waits: each request passes the event loop several times, and with the
 usual 5 ms it would wait there for every page that is being made."""
+COLLECT: Final = (20_000, 20, 50)
+"""Records and pages are many objects and few circles: full collections, which stop every thread, are to be rare."""
 HEAD_S: Final = 20.0
 """A request's head must have come by then: from the connection on, or from its first byte on a later one."""
 LARGEST_HEAD_BYTES: Final = 32 * 1024
@@ -75,6 +78,9 @@ def start(settings: Settings, say: Callable[[str], None]) -> None:
             settings = replace(settings, port=port, base_url=address)
         app = create_app(settings)
         sys.setswitchinterval(SWITCH_S)
+        gc.collect()
+        gc.freeze()  # what is loaded by now stays: no collection looks through it again while somebody waits
+        gc.set_threshold(*COLLECT)
         server = _Server(_config(app, settings), lambda: _started(settings, app.state.site.database, say))
         before = {number: signal.signal(number, server.told) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
