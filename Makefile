@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 
 $(VENV)/.engine: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,pictures]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[engine,site]'
 	touch $@
 
 $(VENV)/.dev: pyproject.toml
