@@ -10,6 +10,7 @@ import json
 import os
 import pty
 import re
+import select
 import signal
 import socket
 import ssl
@@ -507,6 +508,11 @@ def test_use_that_cannot_work_is_told_in_words(
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
 
 
+def heeds_ctrl_c() -> None:
+    """For a child process: Ctrl-C as in a terminal, also where the tests run in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def in_terminal(env: dict[str, str], typed: list[str], asked: str, answer: bytes | None) -> tuple[int, str]:
     """Runs the command in a terminal; at `asked` types `answer`, or Ctrl-C. Returns exit code and what was shown."""
     main, other = pty.openpty()
@@ -517,11 +523,16 @@ def in_terminal(env: dict[str, str], typed: list[str], asked: str, answer: bytes
         stderr=other,
         env=env,
         start_new_session=True,
+        preexec_fn=heeds_ctrl_c,
     )
     os.close(other)
-    shown, end = b"", time.monotonic() + 60
+    shown, end, begun = b"", time.monotonic() + 60, asked
     try:
         while time.monotonic() < end:
+            if not select.select([main], [], [], 1.0)[0]:
+                if answer is None and not asked and begun and process.poll() is None:
+                    process.send_signal(signal.SIGINT)  # as a person would, once more
+                continue
             try:
                 part = os.read(main, 4096)
             except OSError:
@@ -560,7 +571,7 @@ def test_an_interrupted_sending_says_that_it_may_have_arrived(
     env = {**home, "FLATOUT_TOKEN": TOKEN}
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout", "publish", str(result), "--to", site.url, "--yes"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=heeds_ctrl_c,
     )  # fmt: skip
     end = time.monotonic() + 60
     while not site.posts() and time.monotonic() < end:
