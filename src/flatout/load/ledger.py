@@ -38,8 +38,6 @@ class Ledger:
         self.behind: deque[Exchange] = deque()
         self.forced = False
         self._counts: _Bins | None = None
-        self._firsts = array("q")
-        self._lasts = array("q")
 
     @property
     def busy(self) -> bool:
@@ -102,9 +100,6 @@ class Ledger:
         }
         self.table.add(row, decoder, exchange.rid)
         self._note_reads(exchange)
-        if exchange.started:
-            self._firsts.append(decoder.first_token_ns)
-            self._lasts.append(decoder.t_ns[-1])
         if self._counts is not None:
             self._counts.fresh.extend(decoder.t_ns[exchange.counted :])
         exchange.release()
@@ -136,8 +131,9 @@ class Ledger:
                 pending.extend(exchange.pending_stamps())
         bins.take()
         counts = bins.with_extra(pending)
-        firsts = self._firsts + array("q", (e.decoder.first_token_ns for e in held if e.started))
-        lasts = self._lasts + array("q", (e.last_ns for e in self.waiting if e.started))
+        settled = self.table.requests
+        firsts = settled["first_token_ns"] + array("q", (e.decoder.first_token_ns for e in held if e.started))
+        lasts = settled["last_token_ns"] + array("q", (e.last_ns for e in self.waiting if e.started))
         decoding = bins.until(firsts, len(counts)) - bins.until(lasts, len(counts))
         return Counts(t0_ns=t0_ns, bin_ns=bin_ns, counts=tuple(counts.tolist()), decoding=tuple(decoding.tolist()))
 
@@ -161,6 +157,7 @@ class _Bins:
         return added
 
     def until(self, stamps: array[int], bins: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """(bins,) how many of the stamps lie before each bin's end."""
-        at = (np.array(stamps, dtype=np.int64) - self.t0_ns) // self.bin_ns
-        return np.cumsum(np.bincount(np.clip(at, 0, None), minlength=bins)[:bins])
+        """(bins,) how many of the stamps (-1: none) lie before each bin's end."""
+        at = np.array(stamps, dtype=np.int64)
+        at = np.maximum(at[at >= 0] - self.t0_ns, 0) // self.bin_ns
+        return np.cumsum(np.bincount(at, minlength=bins)[:bins])

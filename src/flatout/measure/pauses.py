@@ -82,11 +82,9 @@ def expected_deviation(share: float, pauses: int) -> float:
 
 def _spans(trace: Trace, samples: Samples, t1_ns: int) -> tuple[I64, I64]:
     """First and last token (where still running: never) of every request with a token before t1."""
-    last = np.full(samples.requests, -1, dtype=np.int64)
-    np.maximum.at(last, trace.request, trace.t_ns)
     has = (trace.first_ns >= 0) & (trace.first_ns < t1_ns)
     over = (samples.end_ns >= 0) & (samples.end_ns < t1_ns)
-    return trace.first_ns[has], np.where(over, last, np.iinfo(np.int64).max)[has]
+    return trace.first_ns[has], np.where(over, trace.last_ns, np.iinfo(np.int64).max)[has]
 
 
 def _peak(first: I64, last: I64) -> int:
@@ -142,9 +140,7 @@ def _cycle(trace: Trace, samples: Samples, pause_ns: float, t1_ns: int) -> tuple
         return 0.0, 0.0
     token_ns = float((trace.t_ns - trace.previous_ns)[later].sum()) / tokens
     seen = (samples.outcome == OK) & (samples.round > 0) & (trace.first_ns >= 0) & (samples.end_ns < t1_ns)
-    last = np.full(samples.requests, -1, dtype=np.int64)
-    np.maximum.at(last, trace.request, trace.t_ns)
-    answers = (last - trace.first_ns + lead_ns(trace, samples.requests))[seen]
+    answers = (trace.last_ns - trace.first_ns + lead_ns(trace, samples.requests))[seen]
     if len(answers) > 1:
         off = float(answers.std(ddof=1)) / np.sqrt(len(answers))
         return float(answers.mean()) + pause_ns, off / (float(answers.mean()) + pause_ns)

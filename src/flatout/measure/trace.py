@@ -35,6 +35,13 @@ class Trace:
         mask: npt.NDArray[np.bool_] = self.previous_ns < 0
         return mask
 
+    @property
+    def last_ns(self) -> I64:
+        """(R,) the last arrival of each request, -1 if none came."""
+        last = np.full(len(self.first_ns), -1, dtype=np.int64)
+        last[self.request] = self.t_ns  # in order of time: the last one stays
+        return last
+
 
 def build(samples: Samples, counts: TokenCounts) -> Trace:
     """The trace of `samples` with the tokens that `count` found."""

@@ -111,8 +111,7 @@ def decoding_spans(trace: Trace, samples: Samples, t1_ns: int) -> tuple[F64, F64
     request with at least two arrivals."""
     usual = mean_gap_ns(trace, samples.requests)
     rows = np.flatnonzero(usual > 0)
-    last = np.full(samples.requests, -1, dtype=np.int64)
-    np.maximum.at(last, trace.request, trace.t_ns)
+    last = trace.last_ns
     first = np.full(samples.requests, np.iinfo(np.int64).max, dtype=np.int64)
     np.minimum.at(first, trace.request, trace.t_ns)
     ends = np.where(samples.end_ns < 0, t1_ns, samples.end_ns)
