@@ -424,3 +424,27 @@ def test_no_cookie_is_given_or_believed(quick: Opened) -> None:
     answers = [quick.http.get("/api/v1/runs"), quick.http.get("/api/v1/me"), quick.publish(body(), quick.token())]
     assert not any("set-cookie" in a.headers for a in answers)
     problem(quick.http.post("/api/v1/me/tokens", json={}, headers={"Cookie": "flatout_session=anything"}), 401)
+
+
+def test_a_run_is_judged_by_the_time_at_which_it_came(quick: Opened) -> None:
+    """On its page, in lists and by the API alike, whenever one looks: it claims to have ended after it came."""
+    run = quick.publish(body(1), quick.token("ann")).json()["id"]
+    with quick.site.database.write() as conn:
+        conn.execute(schema.runs.update().values(received_us=schema.runs.c.started_us - 86_400_000_000))
+    told = quick.http.get(f"/api/v1/runs/{run}").json()["checks"]
+    assert any(check["level"] == "doubt" and "received" in check["text"] for check in told), told
+
+
+def test_a_configuration_is_ranked_once_a_change(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many of its runs move: rankings are made while every other writer waits."""
+    from flatout.site import standings
+
+    ann, made = quick.token("ann"), []
+    refresh = standings.refresh
+    monkeypatch.setattr(standings, "refresh", lambda conn, key: (made.append(key), refresh(conn, key)))
+    first = quick.publish(body(1, tok_s=100.0), ann).json()["id"]
+    assert len(made) == 1
+    assert quick.publish(body(1, tok_s=110.0), ann, replaces=first).status_code == 201
+    assert len(made) == 2
+    quick.http.request("DELETE", "/api/v1/me", params={"confirm": "ann"}, headers=ann)
+    assert len(made) == 3 and len(set(made)) == 1

@@ -432,3 +432,22 @@ def test_the_process_list_holds_no_secret(site: SiteProcess) -> None:
     line = Path(f"/proc/{site.process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     data = line.split("--data ")[1].split()[0]
     assert (Path(data) / "secret").read_text().strip() not in line
+
+
+def test_a_home_is_found_wherever_a_path_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Environment files and containers expand no `~`."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "secret").write_text("s" * 40 + "\n")
+    (tmp_path / "database").write_text("postgresql://ann:word@db/flatout\n")
+    (tmp_path / "database").chmod(0o600)
+    (tmp_path / "site.toml").write_text('results = "~/results"\n')
+    got = make(
+        {},
+        {
+            "FLATOUT_SITE_SECRET_FILE": "~/secret", "FLATOUT_SITE_DATABASE_FILE": "~/database",
+            "FLATOUT_SITE_CONFIG": "~/site.toml", "FLATOUT_SITE_DATA": "~/data",
+        },
+    )  # fmt: skip
+    assert got.secret == "s" * 40 and got.secret_file == tmp_path / "secret"
+    assert got.database_url.endswith("@db/flatout") and got.data_dir == tmp_path / "data"
+    assert got.results_dir == tmp_path / "results"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -15,6 +14,7 @@ from sqlalchemy.exc import IntegrityError
 
 from flatout.site.errors import Conflict, NotFound, Refused
 from flatout.site.moderation import note, plain
+from flatout.site.rows import now_us as now_us
 from flatout.site.schema import accounts, runs, tokens
 
 PREFIX: Final = "flatout_"
@@ -74,11 +74,6 @@ class Token:
     @property
     def works(self) -> bool:
         return self.revoked_us is None and (self.expires_us is None or self.expires_us > now_us())
-
-
-def now_us() -> int:
-    """Microseconds since 1970, UTC."""
-    return time.time_ns() // 1000
 
 
 def add_account(conn: Connection, name: str, *, by: str | None = None) -> Account:

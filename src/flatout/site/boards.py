@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Final, Literal, Protocol
 
@@ -160,6 +161,16 @@ def board_values(points: Iterable[Point]) -> list[BoardValue]:
     return [BoardValue(board, p.value, p.low, p.high) for board, p in pooled_boards([list(points)]).items()]
 
 
+@lru_cache(maxsize=4096)
+def board_of(phase: str, context_tokens: int, concurrency: int) -> Board | None:
+    """The board that ranks a cell's own rate; None for bursts and what can be no cell."""
+    if context_tokens < 1 or concurrency < 1 or phase not in ("prefill", "decode"):
+        return None
+    if phase == "prefill":
+        return Board("prefill", context_tokens)
+    return Board("single" if concurrency == 1 else "total", context_tokens, concurrency)
+
+
 def pooled_boards(runs: Sequence[Sequence[Point]]) -> dict[Board, Pooled]:
     """All boards that the repeats of one configuration stand on together, shortest contexts first, at most
     MOST_BOARDS."""
@@ -170,10 +181,10 @@ def pooled_boards(runs: Sequence[Sequence[Point]]) -> dict[Board, Pooled]:
                 cells.setdefault((point.phase, point.context_tokens, point.concurrency), []).append(point)
     found: dict[Board, Pooled] = {}
     for (phase, context, n), same in cells.items():
-        kind: Kind | None = "prefill" if phase == "prefill" else "single" if n == 1 else "total"
-        pooled = pool_points(same)
-        if phase in ("prefill", "decode") and kind is not None and pooled is not None:
-            found[Board(kind, context, n if kind == "total" else 1)] = pooled
+        board = board_of(phase, context, n)
+        pooled = pool_points(same) if board is not None else None
+        if board is not None and pooled is not None:
+            found[board] = pooled
     for context in {c for phase, c, _ in cells if phase == "decode"}:
         row = {n: same for (phase, c, n), same in cells.items() if phase == "decode" and c == context}
         for each in EACH_TOK_S:

@@ -7,15 +7,14 @@ everybody, must not spend that; few are made at a time, and who comes then is to
 from __future__ import annotations
 
 import json
-import os
 import resource
 import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from flatout.site.drawer import environment, limit
 from flatout.site.errors import Refused, Unavailable
 
 if TYPE_CHECKING:
@@ -72,14 +71,12 @@ def compared(contents: Sequence[bytes], names: Sequence[str]) -> bytes:
     """What `flatout compare --json` tells of these records, the first being the baseline. One at a time. Raises
     Refused: they cannot be compared; Unavailable: others are before it, or it took too long or too much memory."""
     asked = json.dumps({"names": list(names), "contents": [content.decode() for content in contents]}).encode()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
-    kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     if not _ONE.acquire(timeout=LONGEST_S):
         raise Unavailable(BUSY)
     try:
         done = subprocess.run(
-            [sys.executable, "-m", __name__], input=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=kept,
-            timeout=LONGEST_S, check=False,
+            [sys.executable, "-m", __name__], input=asked, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env=environment(), timeout=LONGEST_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError) as error:
         raise Unavailable(TOO_MUCH) from error
@@ -94,9 +91,8 @@ def compared(contents: Sequence[bytes], names: Sequence[str]) -> bytes:
 
 def main() -> None:
     """The process: reads what is asked, writes the answer."""
-    with suppress(OSError, ValueError):  # not everywhere; the time is bounded in any case
-        resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY_BYTES, MOST_MEMORY_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (round(LONGEST_S), round(LONGEST_S)))
+    limit(resource.RLIMIT_DATA, MOST_MEMORY_BYTES)
+    limit(resource.RLIMIT_CPU, round(LONGEST_S))
     from flatout.compare import CompareError, compare
     from flatout.record import parse
     from flatout.show import comparison

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection
 
 from flatout.site.facts import hardware_label
 from flatout.site.schema import names
+from flatout.site.sql import upsert
 
 _KINDS: Final[dict[str, Callable[[Any], tuple[str, str]]]] = {
     "model": lambda run: (run["model_key"], run["model"]),
@@ -27,8 +27,7 @@ def count(conn: Connection, run: Any, change: int) -> None:
     rows = [{"kind": kind, "key": key, "label": label, "runs": change} for kind, key, label in found if key]
     if not rows:
         return
-    insert = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    row = insert(names)
+    row = upsert(conn, names)
     more = {"runs": names.c.runs + row.excluded.runs}
     latest = {"label": row.excluded.label} if change > 0 else {}
     conn.execute(row.on_conflict_do_update(index_elements=[names.c.kind, names.c.key], set_=more | latest), rows)

@@ -12,7 +12,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine, make_url
-from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from flatout.site.errors import SiteError, Unavailable
@@ -235,6 +235,4 @@ def _told() -> Iterator[None]:
             raise Unavailable(_GONE) from error
         if error.connection_invalidated:
             raise Unavailable(_GONE) from error
-        raise
-    except SQLAlchemyError:
         raise

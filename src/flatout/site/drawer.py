@@ -185,15 +185,13 @@ class Drawer:
 
     def _start(self) -> None:
         """A fresh interpreter: neither a fork of ours, with its threads and locks, nor one that runs our program's own
-        script again. It gets no setting of the site, which may hold a password."""
+        script again."""
         self._end()
         ours, theirs = Pipe()
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
-        kept["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         number = theirs.fileno()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flatout.site.drawer", str(number)], pass_fds=(number,), env=kept,
+                [sys.executable, "-m", "flatout.site.drawer", str(number)], pass_fds=(number,), env=environment(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             theirs.close()
@@ -253,17 +251,24 @@ def _bound_memory() -> None:
     Beyond it a drawing ends with MemoryError, or the process does. Only Linux tells and counts it so."""
     with suppress(OSError, ValueError, IndexError):
         written_pages = int(Path("/proc/self/statm").read_text().split()[5])
-        _limit(resource.RLIMIT_DATA, written_pages * resource.getpagesize() + MOST_MEMORY_BYTES)
-    _limit(resource.RLIMIT_CORE, 0)
+        limit(resource.RLIMIT_DATA, written_pages * resource.getpagesize() + MOST_MEMORY_BYTES)
+    limit(resource.RLIMIT_CORE, 0)
 
 
 def _bound_cpu() -> None:
     """Of all threads, from now on; the process ends at it."""
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + MOST_CPU_S))
+    limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + MOST_CPU_S))
 
 
-def _limit(kind: int, most: int) -> None:
+def environment() -> dict[str, str]:
+    """For a process beside the site: it finds what this one finds, and gets no setting, which may hold a password."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def limit(kind: int, most: int) -> None:
+    """Bounds this process, as far as the system lets it and no bound that it has is tighter."""
     with suppress(OSError, ValueError):
         _, hard = resource.getrlimit(kind)
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from flatout.show.safe import clean
+
 
 class SiteError(Exception):
     """The text says what happened, what it means and what to do; it holds no secret and no file of the server."""
@@ -44,3 +46,8 @@ class TooMany(SiteError):
     def __init__(self, text: str, retry_after_s: int) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+def no_run(public_id: str) -> NotFound:
+    """The same words for what is not there and for what the asker may not see."""
+    return NotFound(f"there is no run {clean(public_id, 20)!r} here")

@@ -6,14 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Final
 
 from sqlalchemy import Connection, select
 
 from flatout.flags import Status
 from flatout.show import numbers
-from flatout.site.boards import KINDS, Board
+from flatout.site.boards import KINDS, Board, board_of
 from flatout.site.schema import points, runs
 from flatout.site.shifts import MOST_RUNS, Dated, Shift, shifts
 
@@ -87,7 +86,7 @@ def _series(conn: Connection, ordered: Sequence[Any], told: dict[int, Any]) -> l
     for row in ordered:
         flatout = told[row.id].get("flatout")
         for phase, context, n, rate, low, high in by_run.get(row.id, ()):
-            board = _board(phase, context, n)
+            board = board_of(phase, context, n)
             if board is not None:
                 dated = Dated(row.started_us, rate, low, high, row.public_id, row.engine_version, flatout)
                 held.setdefault(board, []).append(dated)
@@ -95,15 +94,6 @@ def _series(conn: Connection, ordered: Sequence[Any], told: dict[int, Any]) -> l
     chosen_boards = [board for board, _ in counts.most_common(MOST_SERIES)]
     order = sorted(chosen_boards, key=lambda b: (KINDS.index(b.kind), b.context_tokens, b.n))
     return [Series(board, held[board], shifts(held[board])) for board in order]
-
-
-@lru_cache(maxsize=4096)
-def _board(phase: str, context_tokens: int, concurrency: int) -> Board | None:
-    if context_tokens < 1 or concurrency < 1 or phase not in ("prefill", "decode"):
-        return None
-    if phase == "prefill":
-        return Board("prefill", context_tokens)
-    return Board("single" if concurrency == 1 else "total", context_tokens, concurrency)
 
 
 def shift_words(shift: Shift) -> str:

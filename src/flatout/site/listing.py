@@ -24,9 +24,9 @@ from flatout.show import numbers
 from flatout.show.safe import clean
 from flatout.site import search
 from flatout.site.errors import Refused
+from flatout.site.rows import RunRow
 from flatout.site.schema import boards, names
 from flatout.site.search import Position, Wanted
-from flatout.site.store import RunRow
 from flatout.suite import SuiteError, parse_context
 
 LONGEST: Final = 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import unicodedata
 from dataclasses import dataclass
 from typing import Any, Final
@@ -10,7 +9,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, func, insert, literal, or_, select, update
 
 from flatout.site import schema
-from flatout.site.errors import Conflict, NotFound, Refused
+from flatout.site.errors import Conflict, NotFound, Refused, no_run
+from flatout.site.rows import now_us
 from flatout.site.schema import accounts, reports, runs
 
 LONGEST_REASON: Final = 2_000
@@ -73,7 +73,7 @@ class Queue:
 
 def note(conn: Connection, who: str, what: str, *, run_id: int | None = None, detail: str | None = None) -> None:
     """Keeps that `who` did `what`. `run_id`: the run's row."""
-    at = time.time_ns() // 1000
+    at = now_us()
     conn.execute(insert(schema.deeds).values(at_us=at, who=who[:60], what=what[:40], run_id=run_id, detail=detail))
 
 
@@ -98,7 +98,7 @@ def report(
     run = _run(conn, public_id)
     mine = account_id is not None and run.account_id == account_id
     if run.state == "queued" and not mine and not moderator:
-        raise _no_run(public_id)
+        raise no_run(public_id)
     if run.state not in REPORTABLE:
         raise Conflict("the run is not public, so there is nothing to report")
     still = select(func.count()).where(reports.c.run_id == run.id, reports.c.settled_us.is_(None))
@@ -106,7 +106,7 @@ def report(
         raise Conflict("the run was reported several times already; the moderators will look at it")
     made = conn.execute(
         insert(reports)
-        .values(run_id=run.id, account_id=account_id, reason=told, made_us=time.time_ns() // 1000)
+        .values(run_id=run.id, account_id=account_id, reason=told, made_us=now_us())
         .returning(reports.c.id)
     ).scalar_one()
     note(conn, _name(conn, account_id) or "visitor", "report made", run_id=run.id, detail=f"report {made}")
@@ -152,7 +152,7 @@ def settle(conn: Connection, report_id: int, outcome: str, *, who: str, account_
     done = conn.execute(
         update(reports)
         .where(reports.c.id == report_id, reports.c.settled_us.is_(None))
-        .values(settled_us=time.time_ns() // 1000, settled_by=account_id, outcome=told)
+        .values(settled_us=now_us(), settled_by=account_id, outcome=told)
     )
     if not done.rowcount:
         raise Conflict("the report is settled already")
@@ -201,14 +201,8 @@ def _run(conn: Connection, public_id: str) -> Any:
     query = select(runs.c.id, runs.c.state, runs.c.account_id).where(runs.c.public_id == public_id)
     row = conn.execute(query).one_or_none()
     if row is None:
-        raise _no_run(public_id)
+        raise no_run(public_id)
     return row
-
-
-def _no_run(public_id: str) -> NotFound:
-    from flatout.site.store import no_run  # which imports this module
-
-    return no_run(public_id)
 
 
 def _name(conn: Connection, account_id: int | None) -> str | None:

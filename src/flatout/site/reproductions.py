@@ -11,9 +11,9 @@ from sqlalchemy import Connection, select
 from flatout.compare.ratio import Estimate, Ratio, estimate, level_of, ratio
 from flatout.flags import Status
 from flatout.show import numbers
+from flatout.site.rows import RunRow
 from flatout.site.schema import accounts, points, runs
 from flatout.site.sql import unindexed
-from flatout.site.store import RunRow
 
 MOST_RUNS: Final = 50
 MOST_VERSIONS: Final = 20

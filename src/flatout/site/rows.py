@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import dataclass, fields
 from typing import Any, Final
+
+import sqlalchemy as sa
+
+from flatout.site.schema import accounts, runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +23,12 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A run that has just come into a state."""
+    """A run that has just come into a state. `repro_key`: the configuration whose ranking that may change."""
 
     public_id: str
     content_hash: str
     state: str
+    repro_key: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +80,20 @@ class RunRow:
         return dict(json.loads(self.summary))
 
 
+def now_us() -> int:
+    """This moment in microseconds since 1970 (UTC)."""
+    return time.time_ns() // 1000
+
+
+def run_rows() -> sa.Select[Any]:
+    """Rows for `run_row`."""
+    return sa.select(runs, accounts.c.name.label("account")).join_from(
+        runs, accounts, accounts.c.id == runs.c.account_id, isouter=True
+    )
+
+
 def run_row(row: Any) -> RunRow:
-    """From a row of `runs` with the account's name as `account`."""
+    """From a row of `run_rows`."""
     held = row._mapping
     return RunRow(**{name: held[name] for name in _FIELDS})
 

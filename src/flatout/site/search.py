@@ -14,9 +14,9 @@ from typing import Any, Final, NamedTuple
 
 from sqlalchemy import ColumnElement, Connection, Select, exists, or_, select, tuple_
 
-from flatout.site.schema import accounts, names, points, runs
+from flatout.site.rows import RunRow, run_row, run_rows
+from flatout.site.schema import names, points, runs
 from flatout.site.sql import holds, unindexed
-from flatout.site.store import RunRow, run_row
 
 NARROW: Final = 1500
 """Runs of which all positions are read where a condition has too many keys to follow each."""
@@ -84,7 +84,7 @@ def public(conn: Connection, wanted: Wanted) -> list[RunRow]:
 
 def walk(wanted: Wanted, where: Sequence[ColumnElement[bool]], state: str = "public") -> Select[Any]:
     """The newest runs in that state that fulfil the conditions."""
-    return _newest(_all().where(runs.c.state == state, *where), wanted)
+    return _newest(run_rows().where(runs.c.state == state, *where), wanted)
 
 
 def _newest(asked: Select[Any], wanted: Wanted) -> Select[Any]:
@@ -107,7 +107,7 @@ def _led(conn: Connection, wanted: Wanted, lead: _Condition, rest: Sequence[Colu
         asked.append(_within(place.where(some, unindexed(runs.c.state) == "public", *rest), wanted))
     seen = {Position(*row) for one in asked for row in conn.execute(one)}
     ids = [position.id for position in sorted(seen, reverse=True)[: wanted.limit]]
-    rows = _rows(conn, _all().where(runs.c.id.in_(ids), unindexed(runs.c.state) == "public"))
+    rows = _rows(conn, run_rows().where(runs.c.id.in_(ids), unindexed(runs.c.state) == "public"))
     return sorted(rows, key=lambda row: (row.started_us, row.id), reverse=True)
 
 
@@ -115,17 +115,11 @@ def others(conn: Connection, wanted: Wanted, *, states: Sequence[str], account_i
     """Runs in these states, of one account or of all, newest first. They are few, or an account's: no counts lead."""
     where = [*_plainly(wanted)]
     if account_id is not None:
-        mine = _all().where(runs.c.account_id == account_id, unindexed(runs.c.state).in_(states), *where)
+        mine = run_rows().where(runs.c.account_id == account_id, unindexed(runs.c.state).in_(states), *where)
         order = (unindexed(runs.c.started_us).desc(), runs.c.id.desc())
         return _rows(conn, _within(mine, wanted).order_by(*order).limit(wanted.limit))
     rows = [row for state in states for row in _rows(conn, walk(wanted, where, state))]
     return sorted(rows, key=lambda row: (row.started_us, row.id), reverse=True)[: wanted.limit]
-
-
-def _all() -> Select[Any]:
-    return select(runs, accounts.c.name.label("account")).join_from(
-        runs, accounts, accounts.c.id == runs.c.account_id, isouter=True
-    )
 
 
 def _rows(conn: Connection, asked: Select[Any]) -> list[RunRow]:

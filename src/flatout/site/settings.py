@@ -132,7 +132,7 @@ def make(typed: Mapping[str, Any], environment: Mapping[str, str] | None = None)
         host=host,
         port=port,
         public=public,
-        results_dir=None if results is None or str(results) == "none" else results.expanduser().resolve(),
+        results_dir=None if results is None or str(results) == "none" else results.resolve(),
         **sizes,
         **{name: given[name] for name in same if name in given},
     )
@@ -147,7 +147,7 @@ def gathered(typed: Mapping[str, Any], environment: Mapping[str, str]) -> dict[s
             "database = … in the file of --config)"
         )
     config = typed.get("config") or environment.get(f"{ENVIRONMENT}CONFIG")
-    given = _from_file(Path(config)) if config else {}
+    given = _from_file(Path(config).expanduser()) if config else {}
     for source in (_from_environment(environment), {k: v for k, v in typed.items() if v is not None}):
         if "database" in source or "database_file" in source:
             given.pop("database", None)
@@ -185,7 +185,7 @@ def _from_file(path: Path) -> dict[str, Any]:
             raise SettingsError(f"{path}: there is no setting {typed_name!r}{_near(name)}")
         made[name] = _value(name, value, str(path))
         if KEYS[name].kind == "path" and str(made[name]) != "none":
-            made[name] = path.absolute().parent / made[name].expanduser()
+            made[name] = path.absolute().parent / made[name]
     if urlsplit(str(made.get("database", ""))).password and path.stat().st_mode & 0o007:
         raise SettingsError(f"{path} holds the database's password and every user may read it: chmod 600 {path}")
     return made
@@ -195,7 +195,7 @@ def _value(name: str, value: Any, source: str) -> Any:
     """The value in its own type. Raises SettingsError naming `source`."""
     key = KEYS[name]
     if key.kind == "path" and isinstance(value, str | Path) and str(value):
-        return Path(value)
+        return Path(value).expanduser()
     if key.kind == "text" and isinstance(value, str) and value.strip() and value.isprintable():
         return value.strip()
     if key.kind == "choice" and value in key.choices:
@@ -289,7 +289,7 @@ def _database(given: Mapping[str, Any], data: Path) -> str:
 
 def _one_line(path: Path, name: str) -> str:
     try:
-        text = path.expanduser().read_text(encoding="utf-8").strip()
+        text = path.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         said = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SettingsError(f"{name} {path}: cannot be read ({said})") from error

@@ -1,11 +1,13 @@
-"""Two expressions that SQLAlchemy does not have: one that no index is to be used for, and letters folded alike."""
+"""What SQLAlchemy does not have for both databases alike: a column that no index is to be used for, letters folded, and
+rows that add to those that are there."""
 
 from __future__ import annotations
 
 import string
 from typing import Any, Final
 
-from sqlalchemy import ColumnElement
+from sqlalchemy import ColumnElement, Connection, Table
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import GenericFunction
 
@@ -55,3 +57,8 @@ def holds(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
     """The text holds the word, whatever the case of ASCII letters."""
     escaped = word.translate(LOWER).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
     return Folded(column).like(f"%{escaped}%", escape="\\")
+
+
+def upsert(conn: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that takes `on_conflict_do_update`."""
+    return postgresql.insert(table) if conn.dialect.name == "postgresql" else sqlite.insert(table)

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, delete, func, insert, select, update
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy import Connection, delete, func, insert, select
 
 from flatout.site.boards import KINDS, Agreed, Board, Run, parse, places, ranked_boards
 from flatout.site.schema import boards, points, runs, standings
-from flatout.site.sql import unindexed
+from flatout.site.sql import unindexed, upsert
 
 MOST_RUNS: Final = 200
 """Of one configuration, the newest of each publisher: enough for any interval."""
@@ -159,22 +158,12 @@ def _on(board: Board, point: Any) -> bool:
 
 def _count(conn: Connection, changes: Mapping[str, int]) -> None:
     """Adds to the number of configurations of each board; a board without any goes."""
-    make = postgresql.insert if conn.dialect.name == "postgresql" else sqlite.insert
-    for board, change in sorted(changes.items()):
-        if change > 0:
-            conn.execute(
-                make(boards)
-                .values(board=board, kind=board.partition(":")[0], configurations=change)
-                .on_conflict_do_update(
-                    index_elements=[boards.c.board], set_={"configurations": boards.c.configurations + change}
-                )
-            )
-        else:
-            conn.execute(
-                update(boards)
-                .where(boards.c.board == board)
-                .values(configurations=boards.c.configurations + change)
-            )  # fmt: skip
+    rows = [{"board": b, "kind": b.partition(":")[0], "configurations": n} for b, n in sorted(changes.items())]
+    if not rows:
+        return
+    row = upsert(conn, boards)
+    more = {"configurations": boards.c.configurations + row.excluded.configurations}
+    conn.execute(row.on_conflict_do_update(index_elements=[boards.c.board], set_=more), rows)
     gone = [board for board, change in changes.items() if change < 0]
     if gone:
         conn.execute(delete(boards).where(boards.c.board.in_(gone), boards.c.configurations <= 0))

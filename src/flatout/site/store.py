@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -22,20 +21,20 @@ from sqlalchemy.exc import IntegrityError
 
 from flatout.record import Record, parse
 from flatout.show.safe import clean
-from flatout.site import moderation
+from flatout.site import moderation, standings, trust
 from flatout.site.blobs import RECORDS, SAMPLES, Blobs
 from flatout.site.counts import count
 from flatout.site.database import Database
-from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable
+from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable, no_run
 from flatout.site.facts import RunFacts
 from flatout.site.intake import Taken
-from flatout.site.rows import Moved, Published, RunRow, run_row
-from flatout.site.schema import accounts, deeds, points, reports, runs, tokens
+from flatout.site.rows import Moved, Published, RunRow, now_us, run_row, run_rows
+from flatout.site.schema import accounts, points, reports, runs, tokens
 
 if TYPE_CHECKING:
     from flatout.site.settings import Settings
 
-__all__ = ["DELETED", "HIDDEN", "PUBLIC", "QUEUED", "WITHDRAWN", "Published", "RunRow", "Store", "now_us", "run_row"]
+__all__ = ["DELETED", "HIDDEN", "PUBLIC", "QUEUED", "WITHDRAWN", "Published", "RunRow", "Store"]
 
 PUBLIC: Final = "public"
 QUEUED: Final = "queued"
@@ -101,6 +100,7 @@ class Store:
                 found = _by_hash(conn, taken.content_hash)
                 if found is None:
                     moved = self._insert(conn, row, taken.facts, who, replaces)
+                    _ranked(conn, moved)
         except IntegrityError:  # another process has just published the same record
             with self.database.read() as conn:
                 found = _by_hash(conn, taken.content_hash)
@@ -142,8 +142,9 @@ class Store:
                 if after.id == run.id or after.state in (WITHDRAWN, DELETED):
                     raise Conflict("the successor must be another run that is still there")
             next_id = after.id if after else None
-            moved = self._state(conn, run, WITHDRAWN, who=who, reason=reason, successor_id=next_id)
-        self._tell([moved])
+            moved = [self._state(conn, run, WITHDRAWN, who=who, reason=reason, successor_id=next_id)]
+            _ranked(conn, moved)
+        self._tell(moved)
 
     def hide(self, public_id: str, *, who: str, reason: str) -> None:
         """A moderator's: out of lists and rankings, with the reason on its page. Raises NotFound, Conflict, Gone."""
@@ -152,6 +153,7 @@ class Store:
             if run.state == WITHDRAWN:
                 raise Conflict("the run is withdrawn already")
             moved = [self._state(conn, run, HIDDEN, who=who, reason=reason)] if run.state != HIDDEN else []
+            _ranked(conn, moved)
         self._tell(moved)
 
     def approve(self, public_id: str, *, who: str, reason: str | None = None) -> None:
@@ -165,6 +167,7 @@ class Store:
             if run.state != PUBLIC:
                 moved = [self._state(conn, run, PUBLIC, who=who, reason=reason)]
                 moved += self._supersede(conn, run.id, run.account_id, run.replaces_id, who, REPLACED)
+                _ranked(conn, moved)
         self._tell(moved)
 
     def delete_account(self, account_id: int, who: str) -> None:
@@ -175,7 +178,7 @@ class Store:
         nobody = f"deleted-{account_id}"
         with self._changing() as conn:
             mine = conn.execute(
-                _rows().where(runs.c.account_id == account_id, runs.c.state != DELETED).order_by(runs.c.id)
+                run_rows().where(runs.c.account_id == account_id, runs.c.state != DELETED).order_by(runs.c.id)
             ).all()
             gone = conn.execute(
                 sa.update(accounts)
@@ -187,6 +190,7 @@ class Store:
             conn.execute(sa.delete(tokens).where(tokens.c.account_id == account_id))
             conn.execute(sa.update(reports).where(reports.c.account_id == account_id).values(account_id=None))
             moved = [self._delete(conn, run, nobody) for run in mine]
+            _ranked(conn, moved)
             _deed(conn, nobody, "account deleted", None, f"{len(mine)} runs")
             moderation.unnamed(conn, who, nobody)
             needed = _hashes(conn)
@@ -206,8 +210,6 @@ class Store:
 
     def renew(self) -> int:
         """Makes rankings anew that an earlier flatout made in another way; returns how many. Raises Unavailable."""
-        from flatout.site import standings
-
         with self.database.read() as conn:
             keys = standings.outdated(conn)
         for key in keys:  # each by itself: who publishes meanwhile waits for one alone
@@ -337,7 +339,7 @@ class Store:
         _deed(conn, who, "published" if row["state"] == PUBLIC else "published, waits", run_id, None)
         if row["state"] == PUBLIC:
             count(conn, row, +1)
-        moved = [Moved(str(row["public_id"]), str(row["content_hash"]), str(row["state"]))]
+        moved = [Moved(str(row["public_id"]), str(row["content_hash"]), str(row["state"]), str(row["repro_key"]))]
         if replaces is not None:
             old = _theirs(conn, replaces, row["account_id"])
             _replaceable(old, row["account_id"])
@@ -347,7 +349,6 @@ class Store:
             else:
                 reason = MEASURED_FURTHER if row["origin"] else REPLACED
                 moved += self._supersede(conn, run_id, row["account_id"], old.id, who, reason)
-        _ranked(conn, str(row["repro_key"]))
         return moved
 
     def _supersede(
@@ -358,7 +359,7 @@ class Store:
         moved: list[Moved] = []
         waits = conn.scalar(sa.select(runs.c.state).where(runs.c.id == run_id)) == QUEUED
         while old_id is not None:
-            old = conn.execute(_rows().where(runs.c.id == old_id)).one()
+            old = conn.execute(run_rows().where(runs.c.id == old_id)).one()
             if old.state not in (PUBLIC, QUEUED) or old.account_id != account_id:
                 break
             if waits and old.state == PUBLIC:
@@ -380,7 +381,7 @@ class Store:
         successor_id: int | None = None,
         wiped: dict[str, Any] | None = None,
     ) -> Moved:
-        """The run in another state, with everything that is counted from it."""
+        """The run in another state, with everything that is counted from it but rankings (`_ranked`)."""
         told = clean(reason, _REASON_CHARS) if reason else None
         conn.execute(
             sa.update(runs)
@@ -390,8 +391,7 @@ class Store:
         if (run.state == PUBLIC) != (state == PUBLIC):
             count(conn, run._mapping, +1 if state == PUBLIC else -1)
         _deed(conn, who, {PUBLIC: "approved"}.get(state, state), run.id, told)
-        _ranked(conn, run.repro_key)
-        return Moved(str(run.public_id), str(run.content_hash), state)
+        return Moved(str(run.public_id), str(run.content_hash), state, str(run.repro_key))
 
     def _delete(self, conn: Connection, run: Any, who: str) -> Moved:
         conn.execute(sa.delete(points).where(points.c.run_id == run.id))
@@ -406,30 +406,14 @@ class Store:
         return self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=wiped)
 
 
-def now_us() -> int:
-    """This moment in microseconds since 1970."""
-    return time.time_ns() // 1000
-
-
-def _rows() -> sa.Select[Any]:
-    return sa.select(runs, accounts.c.name.label("account")).join_from(
-        runs, accounts, accounts.c.id == runs.c.account_id, isouter=True
-    )
-
-
 def _one(conn: Connection, public_id: str, *, deleted: bool = False) -> Any:
     """Raises NotFound, and Gone for a deleted one unless `deleted`."""
-    found = conn.execute(_rows().where(runs.c.public_id == public_id[:16])).first()
+    found = conn.execute(run_rows().where(runs.c.public_id == public_id[:16])).first()
     if found is None or found.public_id != public_id:
         raise no_run(public_id)
     if found.state == DELETED and not deleted:
         raise Gone(f"the run was deleted on {_day(found)}: {found.state_reason}")
     return found
-
-
-def no_run(public_id: str) -> NotFound:
-    """The same words for what is not there and for what the asker may not see."""
-    return NotFound(f"there is no run {clean(public_id, 20)!r} here")
 
 
 def _theirs(conn: Connection, public_id: str, account_id: int | None, *, moderator: bool = False) -> Any:
@@ -476,21 +460,17 @@ def _hashes(conn: Connection) -> set[tuple[str, str]]:
 
 
 def _deed(conn: Connection, who: str, what: str, run_id: int | None, detail: str | None) -> None:
-    conn.execute(
-        sa.insert(deeds).values(at_us=now_us(), who=clean(who, 60), what=what[:40], run_id=run_id, detail=detail)
-    )
+    moderation.note(conn, clean(who, 60), what, run_id=run_id, detail=detail)
 
 
-def _ranked(conn: Connection, repro_key: str) -> None:
-    from flatout.site import standings
-
-    standings.refresh(conn, repro_key)
+def _ranked(conn: Connection, moved: Iterable[Moved]) -> None:
+    """Makes anew what these changes moved in rankings: once a configuration, when all of them are made."""
+    for repro_key in dict.fromkeys(one.repro_key for one in moved):
+        standings.refresh(conn, repro_key)
 
 
 def _trust(record: Record, received_us: int) -> tuple[str, int]:
     """(good, notes or doubtful; number of notes and doubts)."""
-    from flatout.site import trust
-
     levels = [check.level for check in trust.checks(record, received_us=received_us)]
     bad = [level for level in levels if level != "good"]
     return ("doubtful" if "doubt" in bad else "notes" if bad else "good"), len(bad)

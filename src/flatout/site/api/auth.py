@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from flatout.site import accounts
 from flatout.site.accounts import Who
 from flatout.site.app import Site, site
-from flatout.site.errors import Refused, SiteError, TooMany
+from flatout.site.errors import Refused, SiteError
 from flatout.site.middleware import address
 from flatout.site.rescan import shown
 
@@ -96,8 +96,6 @@ def _note_use(here: Site, who: Who) -> None:
     try:
         with here.database.write() as conn:
             accounts.used(conn, who)
-    except TooMany:
-        raise
     except SiteError:
         return
 

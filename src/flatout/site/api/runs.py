@@ -28,14 +28,13 @@ from flatout.site.api.models import (
 )
 from flatout.site.api.words import RECORD, errors
 from flatout.site.app import Site, site
-from flatout.site.errors import NotFound, Refused
+from flatout.site.errors import NotFound, Refused, no_run
 from flatout.site.middleware import address
 from flatout.site.problems import Tombstone
-from flatout.site.store import no_run
 
 if TYPE_CHECKING:
     from flatout.record import Record
-    from flatout.site.store import RunRow
+    from flatout.site.rows import RunRow
 
 router = APIRouter(tags=["runs"])
 
@@ -137,7 +136,7 @@ def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
     row = visible(here, who, run_id)
     return RunDetail(
         **run(here, row).model_dump(),
-        checks=checks(here.store.record(run_id)),
+        checks=checks(here.store.record(run_id), row.received_us),
         state_reason=row.state_reason,
         replaced_by=here.store.successor(row),
         replaces=here.store.replaces(row),
@@ -254,8 +253,9 @@ def changed(here: Site, run_id: str) -> Changed:
     return Changed(id=run_id, state=state(row.state), reason=row.state_reason, successor=here.store.successor(row))
 
 
-def checks(record: Record) -> list[Check]:
-    return [Check(name=c.name, level=c.level, text=c.text) for c in trust.checks(record)]
+def checks(record: Record, received_us: int | None = None) -> list[Check]:
+    """As the run's page tells them. `received_us`: when the site got it; None: now."""
+    return [Check(name=c.name, level=c.level, text=c.text) for c in trust.checks(record, received_us=received_us)]
 
 
 def state(text: str) -> State:

@@ -11,7 +11,7 @@ import hashlib
 import json
 import struct
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -97,8 +97,9 @@ def whole(
 ) -> Response:
     """A body with its tag (default: from its bytes), or 304. Text that is the same for everybody is compressed."""
     shared = not has_session(request) and kind.startswith(("text/", "application/json", "image/svg"))
-    made = piece(body, 4) if shared and len(body) >= LEAST_BYTES and takes_gzip(request) else Piece(body, b"")
-    return in_pieces(request, [made], kind, status=status, headers=headers, tag=tag)
+    zipped = shared and len(body) >= LEAST_BYTES and takes_gzip(request)
+    made = lambda: gzipped([piece(body, 4)]) if zipped else body  # noqa: E731
+    return _answer(request, tag or _digest([body]), zipped, made, kind, status, headers)
 
 
 def in_pieces(
@@ -112,7 +113,20 @@ def in_pieces(
 ) -> Response:
     """The same of pieces in a row. What a signed-in person sees is nobody else's to keep."""
     zipped = all(one.deflated for one in pieces) and takes_gzip(request)
-    digest = tag or _digest(pieces)
+    made = lambda: gzipped(pieces) if zipped else b"".join(one.plain for one in pieces)  # noqa: E731
+    return _answer(request, tag or _digest(one.plain for one in pieces), zipped, made, kind, status, headers)
+
+
+def _answer(
+    request: Request,
+    digest: str,
+    zipped: bool,
+    made: Callable[[], bytes],
+    kind: str,
+    status: int,
+    headers: Mapping[str, str] | None,
+) -> Response:
+    """`made`: the body as it is sent, asked for only where the reader has not got it."""
     etag = f'"{digest}{"-z" if zipped else ""}"'
     told = {
         "ETag": etag,
@@ -122,9 +136,7 @@ def in_pieces(
     }
     if status == 200 and request.method in ("GET", "HEAD") and matches(request, etag):
         return Response(status_code=304, headers=told)
-    if zipped:
-        return Response(gzipped(pieces), status, {**told, "Content-Encoding": "gzip"}, kind)
-    return Response(b"".join(one.plain for one in pieces), status, told, kind)
+    return Response(made(), status, told | ({"Content-Encoding": "gzip"} if zipped else {}), kind)
 
 
 def matches(request: Request, etag: str) -> bool:
@@ -133,8 +145,8 @@ def matches(request: Request, etag: str) -> bool:
     return etag in [part.strip().removeprefix("W/") for part in asked.split(",")]
 
 
-def _digest(pieces: Sequence[Piece]) -> str:
+def _digest(parts: Iterable[bytes]) -> str:
     made = hashlib.sha256()
-    for one in pieces:
-        made.update(one.plain)
+    for part in parts:
+        made.update(part)
     return made.hexdigest()[:32]

@@ -19,7 +19,7 @@ from flatout.site.pages.answers import READ, Piece, piece
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import viewer
 from flatout.site.problems import Tombstone, sentence
-from flatout.site.store import RunRow
+from flatout.site.rows import RunRow
 
 router: Final = APIRouter()
 MOST_SIDES: Final = 12

@@ -17,7 +17,7 @@ from flatout.site.pages.answers import READ
 from flatout.site.pages.redirect import see_other
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import signed_in, viewer
-from flatout.site.store import RunRow
+from flatout.site.rows import RunRow
 from flatout.site.trust import Check
 
 router: Final = APIRouter()

@@ -18,8 +18,8 @@ from flatout.site.listing import Filter
 from flatout.site.pages.answers import READ
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import viewer
+from flatout.site.rows import RunRow
 from flatout.site.schema import names
-from flatout.site.store import RunRow
 
 router: Final = APIRouter()
 ROWS: Final = 50

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from markupsafe import Markup
+
+from flatout.site.boards import Ranked
 
 WIDTH, HEIGHT = 176.0, 16.0
 _MIDDLE = HEIGHT / 2
 _ROOM = 1.15
 
 
-class Spread(Protocol):
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-def axis(rows: Sequence[Spread], *, open_ended: bool = False) -> float:
+def axis(rows: Sequence[Ranked], *, open_ended: bool = False) -> float:
     """The end of the axis, which begins at 0: the largest value or end of an interval, and room beyond it where one has
     no upper end."""
     end = max((max(row.value, row.high or 0.0) for row in rows), default=0.0)
     return end * _ROOM if open_ended else end
 
 
-def whisker(row: Spread, end: float, *, open_ended: bool = False) -> Markup:
+def whisker(row: Ranked, end: float, *, open_ended: bool = False) -> Markup:
     """A bar to the value and a line over its 95 % interval; no line where it is not known, a dotted one where it has no
     upper end."""
     if not end > 0 or not 0 <= row.value <= end:
