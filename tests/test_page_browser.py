@@ -7,8 +7,7 @@ import gzip
 import io
 import json
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,11 @@ from flatout.show import page
 from flatout.show.page import rows
 from flatout.show.page.cells import Limit, choose
 from tests import page_records, records
+from tests.chromium import CHROMIUM, NONE, WCAG
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run", "--no-default-browser-check", "--disable-extensions",
-]  # fmt: skip
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NONE)
 WAIT_MS = 10_000
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WIDE, PHONE = (1400, 1000), (390, 844)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=60_000)
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")

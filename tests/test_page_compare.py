@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -26,7 +26,7 @@ from flatout.show import comparison as terminal
 from flatout.show.page import compared, compared_charts, compared_head
 from flatout.show.page import compared_words as words
 from tests import page_records, records
-from tests.test_page_browser import ARGUMENTS, CHROMIUM, PHONE, WIDE, Opened
+from tests.test_page_browser import PHONE, WIDE, Opened
 
 ANY_RECORD = ("synthetic", "demo", "every", "planted", "planted-all", "extreme", "many-sides", "repeats")
 
@@ -336,18 +336,6 @@ def test_axes_have_few_round_ticks(most: float) -> None:
 
 
 # in a browser
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on this machine: apt-get install chromium")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=60_000)
-        yield opened
-        opened.close()
 
 
 @pytest.fixture(scope="module")

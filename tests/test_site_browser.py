@@ -3,7 +3,6 @@ axe, wide and narrow, light and dark. What the console says, or the policy stops
 
 from __future__ import annotations
 
-import shutil
 import socket
 import threading
 import time
@@ -17,16 +16,11 @@ from flatout.flags import Status
 from flatout.record import dump
 from flatout.site.pages import workshop
 from tests import page_records, records, site_records
+from tests.chromium import CHROMIUM, NONE, WCAG
 from tests.site_client import Opened, opened
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine: apt-get install chromium")
-ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
-    "--no-first-run", "--no-default-browser-check", "--disable-extensions",
-]  # fmt: skip
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NONE)
 WAIT_MS = 15_000
-WCAG = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
 WIDE, PHONE = (1440, 1000), (390, 844)
 WATCH = """
 window.broken = [];
@@ -70,16 +64,6 @@ class Served:
         self.server.should_exit = True
         self.thread.join(20)
         workshop.DRAWER.close()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS, timeout=60_000)
-        yield made
-        made.close()
 
 
 @pytest.fixture(scope="module")
