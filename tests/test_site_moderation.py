@@ -111,3 +111,15 @@ def test_what_is_not_there(site: Opened) -> None:
     problem(site.http.get("/api/v1/moderation/deeds", params={"run": "abcdefgh2345"}, headers=mod), 404)
     with site.site.database.read() as conn, pytest.raises(NotFound):
         moderation.deeds(conn, "abcdefgh2345")
+
+
+def test_a_run_is_hidden_with_its_reports_settled_or_not_at_all(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    mod = site.token("mod", ["moderate"])
+    run = site.publish(body(), site.token("ann")).json()["id"]
+    site.http.post(f"/api/v1/runs/{run}/report", json={"reason": "no such machine"})
+    with monkeypatch.context() as broken:
+        broken.setattr(moderation, "settle", lambda *_, **__: 1 / 0)
+        problem(site.http.post(f"/api/v1/runs/{run}/hide", json={"reason": "made up"}, headers=mod), 500)
+    assert site.http.get(f"/api/v1/runs/{run}").json()["state"] == "public"
+    assert site.http.post(f"/api/v1/runs/{run}/hide", json={"reason": "made up"}, headers=mod).status_code == 200
+    assert site.http.get("/api/v1/moderation/queue", headers=mod).json()["reports"] == []

@@ -146,13 +146,16 @@ class Store:
             _ranked(conn, moved)
         self._tell(moved)
 
-    def hide(self, public_id: str, *, who: str, reason: str) -> None:
-        """A moderator's: out of lists and rankings, with the reason on its page. Raises NotFound, Conflict, Gone."""
+    def hide(self, public_id: str, *, who: str, reason: str, account_id: int | None = None) -> None:
+        """A moderator's: out of lists and rankings, with the reason on its page, and what is open of the reports about
+        it settled with that reason. `account_id`: the moderator's. Raises NotFound, Conflict, Gone."""
         with self._changing() as conn:
             run = _one(conn, public_id)
             if run.state == WITHDRAWN:
                 raise Conflict("the run is withdrawn already")
             moved = [self._state(conn, run, HIDDEN, who=who, reason=reason)] if run.state != HIDDEN else []
+            outcome = f"hidden: {reason}"[: moderation.LONGEST_REASON]
+            moderation.settle_all(conn, public_id, outcome, who=who, account_id=account_id)
             _ranked(conn, moved)
         self._tell(moved)
 

@@ -86,10 +86,7 @@ def approve(request: Request, who: Moderator, run_id: RunId) -> Changed:
 def hide(request: Request, who: Moderator, run_id: RunId, said: Reason) -> Changed:
     here = site(request)
     reason = moderation.checked_reason(said.reason, longest=moderation.LONGEST_SHOWN)
-    here.store.hide(run_id, who=who.name, reason=reason)
-    with here.database.write() as conn:
-        moderation.settle_all(conn, run_id, f"hidden: {reason}"[: moderation.LONGEST_REASON], who=who.name,
-                              account_id=who.account_id)  # fmt: skip
+    here.store.hide(run_id, who=who.name, reason=reason, account_id=who.account_id)
     return changed(here, run_id)
 
 

@@ -32,10 +32,8 @@ def moderate(request: Request) -> Response:
 def approve(request: Request, run_id: str, form: Form) -> Response:
     """Makes a run public. Raises Forbidden, NotFound, Conflict, Gone."""
     who = signed_in(request, "moderate")
-    store = site_of(request).store
-    row = store.row(run_id)
-    store.approve(run_id, who=who.name)
-    return see_other(f"/r/{row.public_id}?said=approved")
+    site_of(request).store.approve(run_id, who=who.name)
+    return see_other(f"/r/{run_id}?said=approved")
 
 
 @router.post("/moderate/{run_id}/hide")
@@ -47,10 +45,7 @@ def hide(request: Request, run_id: str, form: Form) -> Response:
         reason = moderation.checked_reason(form.get("reason", ""), longest=moderation.LONGEST_SHOWN)
     except Refused as error:
         return _shown(request, form, {f"reason-{row.public_id}": error.text}, hiding=row.public_id)
-    site.store.hide(row.public_id, who=who.name, reason=reason)
-    with site.database.write() as conn:
-        moderation.settle_all(conn, row.public_id, f"hidden: {reason}"[: moderation.LONGEST_REASON], who=who.name,
-                              account_id=who.account_id)  # fmt: skip
+    site.store.hide(row.public_id, who=who.name, reason=reason, account_id=who.account_id)
     return see_other(f"/r/{row.public_id}?said=hidden")
 
 
