@@ -111,6 +111,10 @@ class Counts(msgspec.Struct, frozen=True):
     decoding: tuple[int, ...] = ()
 
 
+LAG_BIN_NS: Final = 100_000_000
+"""Time for which the longest lag is kept."""
+
+
 class SelfCheck(msgspec.Struct, frozen=True):
     """How the load process itself fared. Lag = the process's own clock when it read minus the kernel's receive stamp.
 
@@ -118,7 +122,7 @@ class SelfCheck(msgspec.Struct, frozen=True):
     came together though their stamps could have differed. `unstamped_reads`: reads for which the kernel gave no stamp.
     `priority`: of the process among the machine's others.
     `cpu_s`/`wall_s`: of the process over the job. `gc_pauses`/`gc_longest_ns`: collections during the job.
-    `lag_t_ns`/`lag_max_ns`: longest lag per 100 ms, for the part of it that falls into the window.
+    `lag_t_ns`/`lag_max_ns`: longest lag per LAG_BIN_NS, for the part of it that falls into the window.
     `pauses`, `pauses_total_ns`: times at which it read nothing for 5 ms longer than it meant to wait. Of the longest of
     them (64 at most), in order of time: `pause_t_ns` when, `pause_ns` how long, `pause_merged` how many events took a
     later one's stamp for it. `watched_s`: length of the window that lags and pauses are told for, None: the job.

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from flatout.load.clock import Clock
-from flatout.load.job import SelfCheck
+from flatout.load.job import LAG_BIN_NS, SelfCheck
 from flatout.load.pauses import Pauses
 from flatout.load.priority import Priority
 from flatout.load.samples import I64
@@ -19,7 +19,6 @@ from flatout.load.samples import I64
 LATE_LIMIT_NS: Final = 2_000_000
 MERGE_LAG_NS: Final = 100_000
 """A read that is this prompt cannot have kept an earlier event of its stream waiting for long."""
-BIN_NS: Final = 100_000_000
 NOTED_TOGETHER: Final = 16_384
 """Reads whose lags are taken down at one time: numpy costs as much for a few as for many."""
 _PER_OCTAVE: Final = 16  # lag histogram: 1/16 octave, 4.4 % a bucket
@@ -101,7 +100,7 @@ class Watch:
         self._note_bins(t_ns, lag_ns)
 
     def _note_bins(self, t_ns: I64, lag_ns: I64) -> None:
-        bins = np.maximum((t_ns + lag_ns - self._begin_ns) // BIN_NS, 0)
+        bins = np.maximum((t_ns + lag_ns - self._begin_ns) // LAG_BIN_NS, 0)
         last = int(bins.max())
         if last >= len(self._bins):
             grown = np.full(max(last + 1, 2 * len(self._bins)), -1, dtype=np.int64)
@@ -164,6 +163,6 @@ class Watch:
             pause_t_ns=tuple(p.begin_ns for p in self.pauses.kept),
             pause_ns=tuple(p.end_ns - p.begin_ns for p in self.pauses.kept),
             pause_merged=tuple(p.merged for p in self.pauses.kept),
-            lag_t_ns=tuple(self._begin_ns + int(i) * BIN_NS for i in filled),
+            lag_t_ns=tuple(self._begin_ns + int(i) * LAG_BIN_NS for i in filled),
             lag_max_ns=tuple(int(v) for v in self._bins[filled]),
         )

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from flatout.load.job import SelfCheck
+from flatout.load.job import LAG_BIN_NS, SelfCheck
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.measure import tokens
 from flatout.measure.figures import CountPair
@@ -19,8 +19,6 @@ OVER_ASKED: Final = 3
 """An end token and the like may be billed beyond the limit."""
 STOP_S: Final = 0.3
 """Time within which engines stop a request that was cut; what they generate in it is no disagreement."""
-
-LAG_BIN_NS: Final = 100_000_000
 
 
 def in_window(checks: Sequence[SelfCheck], t0_ns: int, t1_ns: int) -> tuple[SelfCheck, ...]:
