@@ -8,12 +8,10 @@ from benchmarks import coverage
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.measure.figures import Rate
 from flatout.measure.interval import (
     LEAST_TOKENS,
     batch_interval,
     between_repeats,
-    combine_repeats,
     early_end,
     least_independent,
     order_interval,
@@ -238,16 +236,6 @@ def test_between_repeats() -> None:
     assert found.value == 100.0 and found.kind == "between repeats" and found.n == 3
     assert (found.high or 0) - 100 == pytest.approx(4.3026527297 / math.sqrt(3), rel=1e-9)
     assert between_repeats([5.0]).low is None and between_repeats([]).value is None
-
-
-def test_the_larger_of_the_two_intervals_counts() -> None:
-    narrow = [Rate(v, v - 0.1, v + 0.1, "within this run") for v in (90.0, 100.0, 110.0)]
-    assert combine_repeats(narrow).kind == "between repeats"
-    wide = [Rate(v, v - 5.0, v + 7.0, "within this run") for v in (99.9, 100.0, 100.1)]
-    found = combine_repeats(wide)
-    assert found.kind == "within this run" and (found.low, found.high) == (pytest.approx(95.0), pytest.approx(107.0))
-    assert combine_repeats([wide[0], Rate(None, reason="failed")]) == wide[0]
-    assert combine_repeats([]).value is None
 
 
 def test_drift_is_named_and_noise_is_not() -> None:

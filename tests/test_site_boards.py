@@ -296,6 +296,12 @@ def test_many_at_once_leave_the_rankings_right(database: Database, tmp_path: Pat
         assert counts(conn) == true_counts(conn)
 
 
+def subject(conn: Connection, kind: subjects.SubjectKind, key: str) -> subjects.Subject:
+    of = subjects.heading(conn, kind, key)
+    assert of is not None
+    return subjects.subject(conn, of)
+
+
 def test_a_subject_tells_what_is_fastest_and_by_how_much(database: Database, tmp_path: Path) -> None:
     store = site_records.store(database, tmp_path)
     for i, (gpu, engine, speed) in enumerate(
@@ -304,19 +310,18 @@ def test_a_subject_tells_what_is_fastest_and_by_how_much(database: Database, tmp
         published(store, i, gpu=gpu, engine=engine, speed=speed, command=f"{engine} serve --flag {i}")
     with database.read() as conn:
         key = standings.top(conn, "single:8192")[0].model_key
-        found = subjects.subject(conn, "model", key)
-        assert found is not None and found.runs == 4 and found.among == "hardware with engine"
+        found = subject(conn, "model", key)
+        assert found.runs == 4 and found.among == "hardware with engine"
         assert {f.board.kind for f in found.single} == {"single"} and {f.board.kind for f in found.total} == {"total"}
         point = next(f for f in found.single if f.board.name == "single:8192")
         assert [(r.engine, r.hardware.split()[0], r.place) for r in point.rows] == [
             ("sglang", "B200", 1), ("vllm", "B200", 1), ("vllm", "H200", 3),
         ]  # fmt: skip
         assert point.words == "no difference shown to the next"
-        engine = subjects.subject(conn, "engine", "vllm")
-        assert engine is not None
+        engine = subject(conn, "engine", "vllm")
         point = next(f for f in engine.single if f.board.name == "single:8192")
         assert [r.place for r in point.rows] == [1, 2], "of one hardware the best configuration alone"
         assert point.ahead is not None and point.ahead.value == pytest.approx(2.0)
         assert point.words.startswith("100 % faster than the next (95 % interval 99 % to 101 %")
         assert any(f.words.startswith("16 or more, as many as the next") for f in engine.users)
-        assert subjects.subject(conn, "hardware", "nothing") is None
+        assert subjects.heading(conn, "hardware", "nothing") is None

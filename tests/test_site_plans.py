@@ -225,13 +225,16 @@ def test_leaderboards_are_found_by_index(store: Store, keys: dict[str, str]) -> 
 
 @pytest.mark.parametrize(("kind", "key"), [("model", "model-0"), ("hardware", "gpu-50"), ("engine", "engine-0")])
 def test_subjects_are_found_by_index(store: Store, kind: subjects.SubjectKind, key: str) -> None:
-    found = clean(store, lambda conn: subjects.subject(conn, kind, key))
-    assert found is not None and found.single and found.total
+    of = clean(store, lambda conn: subjects.heading(conn, kind, key))
+    assert of is not None
+    found = clean(store, lambda conn: subjects.subject(conn, of))
+    assert found.single and found.total
 
 
 def test_the_other_pages_are_found_by_index(store: Store) -> None:
     assert clean(store, listing.choices).model
     assert clean(store, standings.all_boards)
+    assert clean(store, lambda conn: history.digest(conn, "h7"))
     found = clean(store, lambda conn: history.history(conn, "h7"))
     assert found is not None and found.runs == 40
     with store.database.read() as conn:

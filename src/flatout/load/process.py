@@ -473,10 +473,3 @@ def _merge_status(parts: list[Status | None]) -> Status:
         token_ns=sum(p.token_ns * p.started for p in launched) // started if started else -1,
         **{name: sum(getattr(p, name) for p in known) for name in counted},
     )
-
-
-def run_once(pool: LoadPool, job: Job, timeout_s: float) -> Outcome:
-    """Starts a job, waits until it has ended (at most `timeout_s`) and stops it."""
-    pool.start(job)
-    pool.wait(timeout_s)
-    return pool.stop()

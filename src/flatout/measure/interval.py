@@ -231,23 +231,6 @@ def between_repeats(values: Sequence[float]) -> Rate:
     )
 
 
-def combine_repeats(rates: Sequence[Rate]) -> Rate:
-    """One rate for a cell measured several times: the median, with the wider of the widest interval within a run and
-    the one between repeats (DESIGN, "Uncertainty")."""
-    measured = [r for r in rates if r.value is not None]
-    between = between_repeats([r.value for r in measured if r.value is not None])
-    if between.value is None or len(measured) == 1:
-        return measured[0] if measured else between
-    below = [r.value - r.low for r in measured if r.value is not None and r.low is not None]
-    above = [r.high - r.value for r in measured if r.value is not None and r.high is not None]
-    if not below or not above or between.low is None or between.high is None:
-        return between
-    if max(below) + max(above) <= between.high - between.low:
-        return between
-    low, high = between.value - max(below), between.value + max(above)
-    return Rate(between.value, max(low, 0.0), high, "within this run", None, len(measured))
-
-
 def order_interval(values: Sequence[float] | F64, q: float) -> tuple[float, float] | None:
     """95 % interval of the q-quantile of independent values by order statistics, None if there are too few.
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 
 from flatout.flags import Status
 from flatout.show import numbers
@@ -52,14 +53,15 @@ class History:
     series: list[Series]
 
 
+def digest(conn: Connection, history_key: str) -> str | None:
+    """SHA-256 in hex of the runs that `history` tells of; None where there is none."""
+    hashes = conn.scalars(_newest(select(runs.c.content_hash), history_key)).all()
+    return hashlib.sha256("\0".join(hashes).encode()).hexdigest() if hashes else None
+
+
 def history(conn: Connection, history_key: str) -> History | None:
     """None where no public run has that key."""
-    found = conn.execute(
-        select(runs)
-        .where(runs.c.history_key == history_key, runs.c.state == "public")
-        .order_by(runs.c.started_us.desc(), runs.c.id.desc())
-        .limit(MOST_RUNS)
-    ).all()
+    found = conn.execute(_newest(select(runs), history_key)).all()
     if not found:
         return None
     newest = found[0]
@@ -72,6 +74,11 @@ def history(conn: Connection, history_key: str) -> History | None:
     )  # fmt: skip
 
 
+def _newest(wanted: Select[Any], history_key: str) -> Select[Any]:
+    mine = wanted.where(runs.c.history_key == history_key, runs.c.state == "public")
+    return mine.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(MOST_RUNS)
+
+
 def _series(conn: Connection, ordered: Sequence[Any], told: dict[int, Any]) -> list[Series]:
     by_run: dict[int, list[Any]] = {}
     ids = [row.id for row in ordered]
@@ -80,12 +87,12 @@ def _series(conn: Connection, ordered: Sequence[Any], told: dict[int, Any]) -> l
     for i in range(0, len(ids), _CHUNK):
         chosen = points.c.run_id.in_(ids[i : i + _CHUNK])
         valid = select(*wanted).where(chosen, points.c.status == Status.VALID, points.c.rate_tok_s.is_not(None))
-        for run_id, *cell in conn.execute(valid):
-            by_run.setdefault(run_id, []).append(cell)
+        for cell in conn.execute(valid).all():
+            by_run.setdefault(cell.run_id, []).append(cell)
     held: dict[Board, list[Dated]] = {}
     for row in ordered:
         flatout = told[row.id].get("flatout")
-        for phase, context, n, rate, low, high in by_run.get(row.id, ()):
+        for _, phase, context, n, rate, low, high in by_run.get(row.id, ()):
             board = board_of(phase, context, n)
             if board is not None:
                 dated = Dated(row.started_us, rate, low, high, row.public_id, row.engine_version, flatout)

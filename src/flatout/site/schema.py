@@ -190,11 +190,12 @@ names: Final = Table(
     Column("key", String(120), nullable=False),
     Column("label", String(200), nullable=False),
     Column("runs", Integer, nullable=False),
+    Column("stamp", BigInteger, nullable=False, server_default=text("0")),
     PrimaryKeyConstraint("kind", "key"),
     Index("ix_names_runs", "kind", "runs", "key"),
 )
 """What there is to filter by, with the number of public runs. `kind`: model, hardware, engine, precision or
-speculation."""
+speculation. `stamp`: another number each time that a run of that name comes or goes, or its rankings are made anew."""
 
 reports: Final = Table(
     "reports",

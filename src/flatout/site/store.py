@@ -23,7 +23,7 @@ from flatout.record import Record, parse
 from flatout.show.safe import clean
 from flatout.site import moderation, standings, trust
 from flatout.site.blobs import RECORDS, SAMPLES, Blobs
-from flatout.site.counts import count
+from flatout.site.counts import count, touch
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable, no_run
 from flatout.site.facts import RunFacts
@@ -218,6 +218,7 @@ class Store:
         for key in keys:  # each by itself: who publishes meanwhile waits for one alone
             with self._changing() as conn:
                 standings.refresh(conn, key)
+                touch(conn, key)
         return len(keys)
 
     # --- reading --------------------------------------------------------------------------------------------------

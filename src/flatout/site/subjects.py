@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Final, Literal
 
 from sqlalchemy import Connection, exists, select
@@ -36,6 +38,25 @@ class Fastest:
 
 
 @dataclass(frozen=True, slots=True)
+class Heading:
+    """What is quickly told of a subject, and all that its page depends on: `stamp` changes with its runs (`counts`),
+    `boards`, the operating points that are shown, with everybody's."""
+
+    kind: SubjectKind
+    key: str
+    label: str
+    runs: int
+    stamp: int
+    boards: tuple[Board, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 in hex: of two headings with the same one, the pages are the same."""
+        parts = (self.kind, self.key, self.label, str(self.runs), str(self.stamp), *(b.name for b in self.boards))
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Subject:
     """`runs`: public ones. What competes: on a model's page hardware with engine, on hardware's model with engine, on
     an engine's model with hardware. The four kinds are never one ranking: `single` is one request's decode speed,
@@ -60,19 +81,26 @@ _AMONG: Final = {
 }
 
 
-def subject(conn: Connection, kind: SubjectKind, key: str) -> Subject | None:
+def heading(conn: Connection, kind: SubjectKind, key: str) -> Heading | None:
     """The model, hardware or engine of that key; None where no public run has it."""
-    known = conn.execute(select(names.c.label, names.c.runs).where(names.c.kind == kind, names.c.key == key)).first()
+    wanted = select(names.c.label, names.c.runs, names.c.stamp).where(names.c.kind == kind, names.c.key == key)
+    known = conn.execute(wanted).first()
     if known is None or known.runs <= 0:
         return None
+    here = tuple(board for each in KINDS for board in _common(conn, kind, key, each))
+    return Heading(kind, key, known.label, known.runs, known.stamp, here)
+
+
+def subject(conn: Connection, of: Heading) -> Subject:
+    """What there is to tell of it."""
+    kind, key = of.kind, of.key
     column = {"model": runs.c.model_key, "hardware": runs.c.hardware_key, "engine": runs.c.engine_key}[kind]
     newest = select(runs.c.started_us).where(column == key, runs.c.state == "public")
     newest_us = conn.scalar(newest.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(1))
-    known_boards = [board for each in KINDS for board in _common(conn, kind, key, each)]
-    points = _fastest(conn, kind, key, known_boards)
+    points = _fastest(conn, kind, key, of.boards)
     made = {each: [point for point in points if point.board.kind == each] for each in KINDS}
     return Subject(
-        kind, key, known.label, known.runs, newest_us, made["single"], made["total"], made["prefill"], made["users"],
+        kind, key, of.label, of.runs, newest_us, made["single"], made["total"], made["prefill"], made["users"],
         _AMONG[kind][0],
     )  # fmt: skip
 
@@ -88,10 +116,11 @@ def _common(conn: Connection, kind: SubjectKind, key: str, board_kind: Kind) -> 
 
 def _fastest(conn: Connection, kind: SubjectKind, key: str, known: Sequence[Board]) -> list[Fastest]:
     best: dict[Board, list[Any]] = {}
+    competes = attrgetter(*_AMONG[kind][1])
     for board in known:
         first_of: dict[tuple[str, ...], Any] = {}
         for row in standings.first(conn, board.name, **_only(kind, key), limit=_SCANNED):  # the fastest first
-            first_of.setdefault(tuple(getattr(row, name) for name in _AMONG[kind][1]), row)
+            first_of.setdefault(competes(row), row)
         best[board] = list(first_of.values())[:ROWS]
     stand = standings.standing_for(conn, [row.run_id for rows in best.values() for row in rows])
     made = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -15,6 +14,7 @@ from flatout.show.comparison import cell_name, data
 from flatout.show.page import compared_charts
 from flatout.show.page import compared_words as words
 from flatout.show.page.compared_words import Facing
+from flatout.show.page.frame import held_file
 from flatout.show.page.html import Html, hidden, join, tag
 from flatout.show.safe import clean
 
@@ -219,8 +219,5 @@ def _file(comparison: Comparison) -> Html:
     content = json.dumps(data(comparison), indent=1).encode()
     if len(content) > MOST_FILE_BYTES:
         return join("The comparison as data is too large for this page: flatout compare --json has it.")
-    packed = base64.b64encode(content).decode()
-    opened = tag("a", "JSON", download="flatout-comparison.json", class_="file", href="@")
-    # the data is far longer than a text may be: it is our own base64, which needs no escaping
-    link = Html(opened.replace('href="@"', f'href="data:application/json;base64,{packed}"', 1))
+    link = held_file("JSON", "flatout-comparison.json", "application/json", content)
     return join("Download the comparison as ", link, ".")

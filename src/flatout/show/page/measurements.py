@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import gzip
 import re
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from flatout.record import Cell, Record
 from flatout.show import about, legend, numbers
 from flatout.show.page import rows, values
 from flatout.show.page.cells import Shown
+from flatout.show.page.frame import held_file
 from flatout.show.page.head import title
 from flatout.show.page.html import Html, hidden, join, tag
 from flatout.show.page.rows import Column
@@ -93,22 +93,15 @@ def _files(shown: Shown) -> Html:
     }  # fmt: skip
     name = file_name(record)
     links = [
-        _link("CSV", f"{name}.csv", "text/csv;charset=utf-8", rows.to_csv(shown.cells).encode()),
-        _link("JSON", f"{name}.json", "application/json", rows.to_json(record, shown.cells, identity).encode()),
+        held_file("CSV", f"{name}.csv", "text/csv;charset=utf-8", rows.to_csv(shown.cells).encode()),
+        held_file("JSON", f"{name}.json", "application/json", rows.to_json(record, shown.cells, identity).encode()),
     ]
     whole = record.model_dump_json().encode()
     if len(whole) <= MOST_RECORD_BYTES:
         packed = gzip.compress(whole, 9, mtime=0)
-        links.append(_link("the whole record (JSON, gzip)", f"{name}.record.json.gz", "application/gzip", packed))
+        links.append(held_file("the whole record (JSON, gzip)", f"{name}.record.json.gz", "application/gzip", packed))
     return tag("p", "Download as ", join(links[0], ", ", links[1], *([" or ", links[2]] if links[2:] else [])), ".",
                class_="files")  # fmt: skip
-
-
-def _link(word: str, name: str, kind: str, content: bytes) -> Html:
-    data = base64.b64encode(content).decode()
-    # the data is far longer than a text may be: it is our own base64, which needs no escaping
-    opened = tag("a", word, download=name, class_="file", href="@")
-    return Html(opened.replace('href="@"', f'href="data:{kind};base64,{data}"', 1))
 
 
 def file_name(record: Record) -> str:

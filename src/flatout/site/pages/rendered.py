@@ -20,6 +20,10 @@ from flatout.site.pages.templating import asset_url
 
 log: Final = logging.getLogger("flatout.site")
 COMPARISON: Final = "comparison"
+SUBJECT: Final = "subject"
+HISTORY: Final = "history"
+OF_MANY: Final = (COMPARISON, SUBJECT, HISTORY)
+"""Kinds that are drawn of several runs, which their names do not tell."""
 MEMORY_BYTES: Final = 96 * 1024 * 1024
 FILES_BYTES: Final = 2 * 1024 * 1024 * 1024
 SWEEP_EVERY: Final = 200
@@ -81,10 +85,10 @@ class Rendered:
                 self._forget(lambda kept: kept == name)
 
     def forget(self, hashes: Iterable[str]) -> None:
-        """Nothing that was drawn from these is kept: their owner wants them gone. Comparisons, whose names do not tell
-        what they are of, all go."""
+        """Nothing that was drawn from these is kept: their owner wants them gone. What is drawn of several runs goes
+        altogether: its names do not tell of which."""
         gone = set(hashes)
-        self._forget(lambda name: _of(name) in gone or name.startswith(f"{COMPARISON}-"))
+        self._forget(lambda name: _of(name) in gone or name.partition("-")[0] in OF_MANY)
 
     def _forget(self, goes: Callable[[str], bool]) -> None:
         with self._lock:

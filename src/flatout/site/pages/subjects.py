@@ -11,11 +11,13 @@ from flatout.site import listing
 from flatout.site.boards import KINDS
 from flatout.site.errors import NotFound
 from flatout.site.listing import Filter
+from flatout.site.pages import workshop
 from flatout.site.pages.answers import READ
 from flatout.site.pages.boards import HEADS
-from flatout.site.pages.templating import page, site_of
+from flatout.site.pages.rendered import SUBJECT
+from flatout.site.pages.templating import page, part, site_of
 from flatout.site.pages.whiskers import axis, whisker
-from flatout.site.subjects import Fastest, SubjectKind, subject
+from flatout.site.subjects import Fastest, Heading, SubjectKind, heading, subject
 
 router: Final = APIRouter()
 ROWS: Final = 20
@@ -41,19 +43,22 @@ def engine(request: Request, key: str) -> Response:
 
 
 def _page(request: Request, kind: SubjectKind, key: str) -> Response:
-    site = site_of(request)
+    with site_of(request).database.read() as conn:
+        of = heading(conn, kind, key) if len(key) <= listing.LONGEST else None
+    if of is None:
+        raise NotFound(f"No public run here has this {kind}. All that there is stands in the list of runs.")
+    _, made = workshop.part(request, SUBJECT, of.digest, lambda: ({}, _body(request, of)))
+    return page(request, "subject.html", f"{of.label} · {kind}", of=of, drawn=made)
+
+
+def _body(request: Request, of: Heading) -> str:
+    site, letter = site_of(request), LETTERS[of.kind]
     with site.database.read() as conn:
-        found = subject(conn, kind, key) if len(key) <= listing.LONGEST else None
-        if found is None:
-            raise NotFound(f"No public run here has this {kind}. All that there is stands in the list of runs.")
-        mine = Filter.from_query({LETTERS[kind]: key})
-        newest = listing.find(conn, mine, limit=ROWS, secret=site.settings.secret)
+        found = subject(conn, of)
+        newest = listing.find(conn, Filter.from_query({letter: of.key}), limit=ROWS, secret=site.settings.secret)
     points = {"single": found.single, "total": found.total, "prefill": found.prefill, "users": found.users}
     groups = [(HEADS[name], drawn(points[name])) for name in KINDS if points[name]]
-    return page(
-        request, "subject.html", f"{found.label} · {kind}", subject=found, groups=groups, rows=newest.rows,
-        letter=LETTERS[kind],
-    )  # fmt: skip
+    return part("subject_body.html", subject=found, groups=groups, rows=newest.rows, letter=letter)
 
 
 def drawn(points: list[Fastest]) -> list[tuple[Fastest, list[Markup]]]:

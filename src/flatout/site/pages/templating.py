@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from flatout import __version__
 from flatout.show import numbers
-from flatout.show.page import values
+from flatout.show.page import frame, values
 from flatout.show.safe import clean
 from flatout.site.errors import SiteError
 from flatout.site.pages import csrf
@@ -39,7 +38,6 @@ _ASSETS: Final[Mapping[str, tuple[str, str, str]]] = {
 }
 _SLOT: Final = "\0"
 """No text in a page holds it: `_shown` takes it out."""
-_SCRIPT: Final = ("flatout.show.page", "page.js")
 
 
 @cache
@@ -62,18 +60,16 @@ def asset_url(name: str) -> str:
 @cache
 def script() -> str:
     """The report page's own script: it copies, sorts and walks. Every page works without it."""
-    folder, file = _SCRIPT
-    return resources.files(folder).joinpath(file).read_text(encoding="utf-8")
+    return frame.asset("page.js")
 
 
 @cache
 def policy(*, scripted: bool, framed: bool = False) -> str:
     """The Content-Security-Policy: one script, known by its hash; sheets of our own; forms to ourselves."""
-    digest = base64.b64encode(hashlib.sha256(script().encode()).digest()).decode()
     parts = [
         "default-src 'none'",
         "style-src 'self'",
-        *([f"script-src 'sha256-{digest}'"] if scripted else []),
+        *([f"script-src {frame.source(script())}"] if scripted else []),
         "img-src 'self' data:",
         "form-action 'none'" if framed else "form-action 'self'",
         "base-uri 'none'",
@@ -122,6 +118,11 @@ def page(
     if drawn is None:
         return whole(request, made.encode(), kind, status=status, headers=told)
     return in_pieces(request, filled(made, drawn), kind, status=status, headers=told)
+
+
+def part(template: str, **content: Any) -> str:
+    """What stands within a page and is the same for everybody, so that it can be kept."""
+    return environment().get_template(template).render(**content)
 
 
 def filled(made: str, drawn: Mapping[str, Piece]) -> list[Piece]:

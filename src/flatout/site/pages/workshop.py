@@ -79,7 +79,10 @@ def _tidy(request: Request, kept: Rendered) -> None:
         state.tidied = now
     with site_of(request).database.read() as conn:
         gone = conn.scalars(select(runs.c.content_hash).where(runs.c.state.in_((HIDDEN, WITHDRAWN, DELETED)))).all()
-    kept.forget(kept.hashes().intersection(gone))
+    before: set[str] = getattr(state, "gone", set())
+    state.gone = set(gone)
+    if new := state.gone - before:  # what is drawn of several runs would go each time
+        kept.forget(new)
 
 
 def run_page(request: Request, row: RunRow) -> tuple[dict[str, str], dict[str, Piece]]:
@@ -156,6 +159,19 @@ def compared(request: Request, rows: Sequence[RunRow]) -> bytes:
         return comparing.compared([store.content(name) for name in names], names)
 
     return _compared(request, "data", rows, names, COMPARED, make)
+
+
+def part(
+    request: Request, kind: str, of: str, make: Callable[[], tuple[dict[str, str], str]]
+) -> tuple[dict[str, str], dict[str, Piece]]:
+    """Part of a page that is drawn from the database, as the piece `body`, and what is said of it; kept in memory under
+    `of`, the digest of all that it is drawn from. Raises what `make` raises."""
+
+    def packed() -> bytes:
+        told, body = make()
+        return pack(told, {"body": body.encode()})
+
+    return unpack(rendered(request).get(kind, of, packed, file=False))
 
 
 def _compared(
