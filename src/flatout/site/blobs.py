@@ -21,6 +21,8 @@ SAMPLES: Final = "samples"
 _ENDINGS: Final = {RECORDS: ".json.gz", SAMPLES: ".zip"}
 _KIND: Final = re.compile(r"[a-z]{1,20}")
 _HASH: Final = re.compile(r"[0-9a-f]{64}")
+ANSWER_S: Final = 60.0
+"""A store elsewhere has answered by then, or it does not answer: left alone, S3's client would try for minutes."""
 MOST_UNPACKED_BYTES: Final = 1024 * 1024 * 1024
 """No more is ever unpacked of one file: a record may have as much at the most, whatever the settings are."""
 _FULL: Final = (
@@ -57,7 +59,8 @@ class Blobs:
         import fsspec  # type: ignore[import-untyped]
 
         try:
-            files, root_name = fsspec.core.url_to_fs(url)
+            # no lists from before: another process of the site may have put a file, or deleted it
+            files, root_name = fsspec.core.url_to_fs(url, use_listings_cache=False)
         except (ValueError, ImportError, OSError) as error:
             scheme = url.partition("://")[0][:20]
             raise SiteError(f"files at {scheme}:// cannot be used: {type(error).__name__}: {error}") from error
@@ -70,10 +73,20 @@ class Blobs:
         packed = gzip.compress(data, 6, mtime=0) if path.endswith(".gz") else data
         with _told("written", missing=True):
             if self._files is not None:
-                self._files.pipe_file(path, packed)
+                self._ask("pipe_file", path, packed)
             elif not self._renewed(Path(path), len(packed)):
                 _write(Path(path), packed)
         return name
+
+    def _ask(self, what: str, *given: Any) -> Any:
+        """What fsspec's method of that name answers, within ANSWER_S where the store is one across a network."""
+        files: Any = self._files
+        awaited = getattr(files, f"_{what}", None) if getattr(files, "async_impl", False) else None
+        if awaited is None:
+            return getattr(files, what)(*given)
+        from fsspec.asyn import sync  # type: ignore[import-untyped]
+
+        return sync(files.loop, awaited, *given, timeout=ANSWER_S)
 
     def _renewed(self, path: Path, size: int) -> bool:
         """Whether the file is there; then it is as new for `sweep`: its run is not in the database yet."""
@@ -103,23 +116,20 @@ class Blobs:
         path = self._path(kind, name)
         try:
             with _told("read"):
-                return bytes(self._files.cat_file(path)) if self._files is not None else Path(path).read_bytes()
+                return bytes(self._ask("cat_file", path)) if self._files is not None else Path(path).read_bytes()
         except FileNotFoundError as error:
             raise NotFound(f"there is no file {name[:12]}…") from error
 
     def has(self, kind: str, name: str) -> bool:
         path = self._path(kind, name)
         with _told("read"):
-            return bool(self._files.exists(path)) if self._files is not None else Path(path).is_file()
+            return bool(self._ask("exists", path)) if self._files is not None else Path(path).is_file()
 
     def delete(self, kind: str, name: str) -> None:
         """One that is not there is deleted already. Raises Unavailable."""
         path = self._path(kind, name)
         with self._lock, _told("deleted"), contextlib.suppress(FileNotFoundError):
-            if self._files is not None:
-                self._files.rm_file(path)
-            else:
-                Path(path).unlink()
+            self._unlink(path)
 
     def sweep(self, keep: Callable[[str, str], bool], older_than_s: float) -> int:
         """Deletes files that nobody needs: of an age, and not `keep(kind, hash)`; returns how many.
@@ -138,7 +148,7 @@ class Blobs:
 
     def _unlink(self, path: str) -> None:
         if self._files is not None:
-            self._files.rm_file(path)
+            self._ask("rm_file", path)
         else:
             Path(path).unlink()
 
@@ -153,7 +163,7 @@ class Blobs:
             if self._files is None:
                 paths = [str(p) for p in Path(self._root).glob("*/*/*") if p.is_file()]
             else:
-                paths = [str(p) for p in self._files.find(self._root)]
+                paths = [str(p) for p in self._ask("find", self._root)]
         for path in paths:
             parts = path.rsplit("/", 3)
             name = parts[-1].partition(".")[0]
@@ -164,7 +174,7 @@ class Blobs:
         try:
             if self._files is None:
                 return time.time() - Path(path).stat().st_mtime
-            written: Any = self._files.modified(path)
+            written = self._ask("modified", path)
             return time.time() - float(written.timestamp())
         except (OSError, NotImplementedError, AttributeError, KeyError):
             return 0.0
