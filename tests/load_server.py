@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flatout.load.job import Endpoint, Job, Proxy, Stream, Timeouts
+from flatout.load.process import LoadPool, Outcome
 
 SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
@@ -212,3 +213,10 @@ def job(
         streams=lanes or (Stream(body=body, asked_tokens=16),) * streams,
         **more,  # type: ignore[arg-type]
     )
+
+
+def run_once(pool: LoadPool, asked: Job, timeout_s: float) -> Outcome:
+    """Starts a job, waits until it has ended (at most `timeout_s`) and stops it."""
+    pool.start(asked)
+    pool.wait(timeout_s)
+    return pool.stop()

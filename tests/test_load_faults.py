@@ -15,11 +15,11 @@ from collections.abc import Iterator
 import pytest
 
 from flatout.load.job import Stream, Timeouts
-from flatout.load.process import JobRefused, LoadError, LoadPool, Outcome, run_once
+from flatout.load.process import JobRefused, LoadError, LoadPool, Outcome
 from flatout.load.samples import CUT, FAILED, OK, REFUSED
 from flatout.target.redact import Redactor
 from flatout.target.words import tidy
-from tests.load_server import DONE, END, SSE_HEAD, Peer, answer, chunk, event, job, serving
+from tests.load_server import DONE, END, SSE_HEAD, Peer, answer, chunk, event, job, run_once, serving
 
 
 @pytest.fixture(scope="module")

@@ -23,11 +23,11 @@ from flatout.load import process
 from flatout.load.child import SPARE_FILES, allow_files
 from flatout.load.clock import Clock
 from flatout.load.job import Endpoint, Job, Stream, Timeouts
-from flatout.load.process import JobRefused, LoadError, LoadPool, run_once
+from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import CUT, OK
 from flatout.load.watch import Watch
 from flatout.target.openai import Shape, body
-from tests.load_server import Server, answer, job, serving
+from tests.load_server import Server, answer, job, run_once, serving
 
 ROOT = Path(__file__).parents[1]
 
@@ -247,8 +247,8 @@ CLOSED = """
 import os, sys
 for fd in (%s):
     os.close(fd)
-from flatout.load.process import LoadPool, run_once
-from tests.load_server import job
+from flatout.load.process import LoadPool
+from tests.load_server import job, run_once
 with LoadPool(2) as pool:
     outcomes = run_once(pool, job(int(sys.argv[1]), 3), 10).samples.outcome.tolist()
 sys.exit(7 if outcomes == [0, 0, 0] else 1)

@@ -15,9 +15,9 @@ import pytest
 import trustme
 
 from flatout.load.job import Proxy, Timeouts
-from flatout.load.process import LoadPool, Outcome, run_once
+from flatout.load.process import LoadPool, Outcome
 from flatout.load.samples import FAILED, OK
-from tests.load_server import END, SSE_HEAD, Peer, answer, chunk, event, job, serving
+from tests.load_server import END, SSE_HEAD, Peer, answer, chunk, event, job, run_once, serving
 
 
 @pytest.fixture(scope="module")

@@ -8,23 +8,16 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from flatout.load.job import RID_WIDTH, Job, Stream, Timeouts
+from flatout.load.job import RID_WIDTH, Stream, Timeouts
 from flatout.load.process import LoadPool, Outcome
 from flatout.load.samples import CUT, FAILED, OK
-from tests.load_server import DONE, END, SSE_HEAD, Peer, answer, chunk, event, job, serving
+from tests.load_server import DONE, END, SSE_HEAD, Peer, answer, chunk, event, job, run_once, serving
 
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[LoadPool]:
     with LoadPool() as pool:
         yield pool
-
-
-def run_once(pool: LoadPool, asked: Job, timeout_s: float) -> Outcome:
-    """Starts a job, waits until it has ended (at most `timeout_s`) and stops it."""
-    pool.start(asked)
-    pool.wait(timeout_s)
-    return pool.stop()
 
 
 def errors(outcome: Outcome) -> list[str]:

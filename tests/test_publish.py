@@ -508,11 +508,6 @@ def test_use_that_cannot_work_is_told_in_words(
     assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
 
 
-def heeds_ctrl_c() -> None:
-    """For a child process: Ctrl-C as in a terminal, also where the tests run in the background of a shell."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 def in_terminal(env: dict[str, str], typed: list[str], asked: str, answer: bytes | None) -> tuple[int, str]:
     """Runs the command in a terminal; at `asked` types `answer`, or Ctrl-C. Returns exit code and what was shown."""
     main, other = pty.openpty()
@@ -523,7 +518,6 @@ def in_terminal(env: dict[str, str], typed: list[str], asked: str, answer: bytes
         stderr=other,
         env=env,
         start_new_session=True,
-        preexec_fn=heeds_ctrl_c,
     )
     os.close(other)
     shown, end, begun = b"", time.monotonic() + 60, asked
@@ -571,7 +565,7 @@ def test_an_interrupted_sending_says_that_it_may_have_arrived(
     env = {**home, "FLATOUT_TOKEN": TOKEN}
     process = subprocess.Popen(
         [sys.executable, "-m", "flatout", "publish", str(result), "--to", site.url, "--yes"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, preexec_fn=heeds_ctrl_c,
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env,
     )  # fmt: skip
     end = time.monotonic() + 60
     while not site.posts() and time.monotonic() < end:

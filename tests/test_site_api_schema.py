@@ -15,6 +15,9 @@ from schemathesis.config import SchemathesisConfig
 
 from tests.site_client import Opened, body, opened
 
+# Parts of these types may be of any bytes, so that what is no zip is tried, too.
+schemathesis.serializer.alias(["application/zip", "application/gzip"], "application/octet-stream")
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
