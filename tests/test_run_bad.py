@@ -348,17 +348,17 @@ def test_a_machine_that_cannot_open_so_many_files_fails_those_cells_only(tmp_pat
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
         words = " ".join(
             [
-                "ulimit -Hn 200; ulimit -n 200; exec", *FLATOUT, "run", server.url, "--contexts", "64", "--prefill",
-                "none", "--concurrency", "1,150", "--time", "1", "--max-output", "32", "--results", str(tmp_path),
-                "--plain",
+                "ulimit -Hn 200; ulimit -n 200; exec", *FLATOUT, "run", server.url, "--contexts", "256",
+                "--prompts", "shared", "--prefill", "none", "--concurrency", "1,150", "--time", "1", "--max-output",
+                "32", "--results", str(tmp_path), "--plain",
             ]
         )  # fmt: skip
         done = subprocess.run(["bash", "-c", words], capture_output=True, text=True, timeout=200, check=False)
     record = only_record(tmp_path)
     by_id = {c.id: c for c in record.cells}
-    assert by_id["d/64/1"].status in MEASURED, (done.stderr, by_id["d/64/1"].reason)
-    assert by_id["d/64/150"].status == "failed" and "files" in (by_id["d/64/150"].reason or "") + (
-        by_id["d/64/150"].error or ""
+    assert by_id["d/256/1"].status in MEASURED, (done.stderr, by_id["d/256/1"].reason)
+    assert by_id["d/256/150"].status == "failed" and "files" in (by_id["d/256/150"].reason or "") + (
+        by_id["d/256/150"].error or ""
     )
 
 

@@ -76,9 +76,9 @@ def test_m10_a_stall_lowers_the_rate(tmp_path: Path) -> None:
 
 
 def test_l2_no_number_where_not_all_streams_run(tmp_path: Path) -> None:
-    knobs = {"dialect": "openai", "decode_tok_s": 100, "ttft_ms": 10, "prefill_tok_s": 50, "cache": False}
+    knobs = {"dialect": "openai", "decode_tok_s": 100, "ttft_ms": 10, "prefill_tok_s": 150, "cache": False}
     with rig(knobs) as server:
-        run = measure(server, tmp_path, steady_s=2.0, drain_s=5.0, suite=suite(concurrency=(2,)))
+        run = measure(server, tmp_path, steady_s=1.0, drain_s=5.0, suite=suite(concurrency=(2,)))
     cell = run.cell("d/256/2")
     assert cell.status == "no_steady_state" and cell.decode is None
     assert "first token" in (cell.reason or "")
