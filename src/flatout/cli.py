@@ -293,7 +293,7 @@ def limits_command(
 
 @app.command("calibrate")
 def calibrate_command(
-    quick: Annotated[bool, _option("Half a minute instead of a minute and a half.", "--quick")] = False,
+    quick: Annotated[bool, _option("Half a minute instead of a minute and three quarters.", "--quick")] = False,
     rig_cores: Annotated[str | None, _option("Cores of the server of known speed, such as 0.")] = None,
     load_cores: Annotated[str | None, _option("Cores of the process that reads, such as 1.")] = None,
     md: Annotated[bool, _option("Markdown, ready to paste.", "--md")] = False,
