@@ -9,16 +9,24 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from flatout.site import schema, standings, subjects
+from flatout.site import reproductions, schema, standings, subjects
 from flatout.site.app import Site
+from flatout.site.pages import boards as board_pages
 from flatout.site.pages import history as history_page
 from flatout.site.pages import subjects as subject_pages
 from flatout.site.pages import workshop
 from flatout.site.pages.rendered import Rendered
 from tests import site_database, site_records
 from tests.site_client import Opened, opened
+from tests.test_site_pages import sign_in
 
 MODEL, HARDWARE, ENGINE = "/models/qwen-qwen3.5-4b", "/hardware/h200-nvl-141-gb", "/engines/sglang"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    yield
+    workshop.DRAWER.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -71,6 +79,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(subject_pages, "_body", told("subject", subject_pages._body))
     monkeypatch.setattr(history_page, "_made", told("history", history_page._made))
+    monkeypatch.setattr(board_pages, "_body", told("board", board_pages._body))
+    monkeypatch.setattr(reproductions, "reproductions", told("repeats", reproductions.reproductions))
     return found
 
 
@@ -105,6 +115,33 @@ def test_a_page_is_drawn_once_until_a_run_comes_or_goes(site: Opened, drawn: lis
     publish(site, 4)
     same()
     assert "1 run<" in html(site, MODEL), "and not what was kept when there was one"
+
+
+def test_repeats_and_rankings_follow_every_run(site: Opened, drawn: list[str]) -> None:
+    mine = publish(site, 1)
+    paths = [f"/r/{mine}", "/boards/single:8192", f"/boards/single:8192?m={MODEL.rpartition('/')[2]}"]
+
+    def same() -> str:
+        drawn.clear()
+        made = [html(site, path) for path in paths]
+        assert drawn == ["repeats", "board", "board"]
+        assert [html(site, path) for path in paths] == made and len(drawn) == 3
+        assert [as_new(site, path) for path in paths] == made
+        return made[0]
+
+    assert "No other public run has this configuration" in same()
+    again = publish(site, 2, who="bob")
+    assert "1 other run of this configuration, 1 by other publishers" in same()
+    newer = publish(site, 3, version="9.9")
+    assert f'href="/r/{newer}">9.9' in same()
+    site.site.store.hide(again, who="mod", reason="a test")
+    assert "No other public run has this configuration" in same()
+    # what is hidden is drawn for moderators, and not kept
+    kept: Rendered = site.app.state.rendered
+    before = set(kept._held)
+    sign_in(site, "mod", ("moderate",))
+    assert "1 other run of this configuration" in html(site, f"/r/{again}")
+    assert set(kept._held) == before
 
 
 def test_what_others_publish_changes_which_points_are_shown(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

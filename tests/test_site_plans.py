@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, event, insert, select, text
 
-from flatout.site import history, listing, schema, standings, subjects, trust
+from flatout.site import history, listing, reproductions, schema, standings, subjects
 from flatout.site.database import Database
 from flatout.site.listing import Filter, Viewer
 from flatout.site.store import Store
@@ -240,7 +240,8 @@ def test_the_other_pages_are_found_by_index(store: Store) -> None:
     with store.database.read() as conn:
         one = conn.scalars(select(schema.runs.c.public_id).where(schema.runs.c.repro_key == "same")).first()
     row = store.row(str(one))
-    assert len(clean(store, lambda conn: trust.reproductions(conn, row)).others) == 50
+    assert clean(store, lambda conn: reproductions.digest(conn, row))
+    assert len(clean(store, lambda conn: reproductions.reproductions(conn, row)).others) == 50
 
 
 def test_publishing_makes_its_rankings_by_index(store: Store, tmp_path: Path) -> None:

@@ -274,8 +274,8 @@ def test_repeats_are_grouped_and_other_versions_are_near(database: Database, tmp
     near = store.publish(site_records.taken(store.settings, 4, version="9.9"), account_id=2, who="user2").public_id
     far = store.publish(site_records.taken(store.settings, 5, gpu="B200"), account_id=2, who="user2").public_id
     with database.read() as conn:
-        found = trust.reproductions(conn, store.row(mine))
-        alone = trust.reproductions(conn, store.row(far))
+        found = reproductions.reproductions(conn, store.row(mine))
+        alone = reproductions.reproductions(conn, store.row(far))
     assert [(o.public_id, o.same_publisher, o.account) for o in found.others] == [
         (theirs, False, "user2"), (again, True, "user1"),
     ]  # fmt: skip
@@ -285,4 +285,4 @@ def test_repeats_are_grouped_and_other_versions_are_near(database: Database, tmp
     assert alone.others == [] and "nobody has reproduced it" in alone.words
     store.hide(theirs, who="mod", reason="no")
     with database.read() as conn:
-        assert [o.public_id for o in trust.reproductions(conn, store.row(mine)).others] == [again]
+        assert [o.public_id for o in reproductions.reproductions(conn, store.row(mine)).others] == [again]

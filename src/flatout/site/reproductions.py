@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, Select, select
 
 from flatout.compare.ratio import Estimate, Ratio, estimate, level_of, ratio
 from flatout.flags import Status
@@ -77,16 +78,23 @@ class Reproductions:
     caution: str | None
 
 
+def digest(conn: Connection, row: RunRow) -> str:
+    """SHA-256 in hex of all that `reproductions` tells of: the run, and the public ones that it looks at. Rows of runs
+    never change while they are public."""
+    order = (runs.c.started_us.desc(), runs.c.id.desc())
+    same = (runs.c.history_key == row.history_key, runs.c.state == "public")
+    near = select(runs.c.id).where(*same).order_by(*order).limit(_LOOKED_AT)
+    ids = [*conn.scalars(_others(select(runs.c.id), row))] if row.repro_key else []
+    ids += [-1, *conn.scalars(near)] if row.history_key else []
+    return hashlib.sha256(f"{row.content_hash} {ids}".encode()).hexdigest()
+
+
 def reproductions(conn: Connection, row: RunRow) -> Reproductions:
     """The public runs that have the run's model, hardware, engine and version, options, prompts and sampling."""
-    found = conn.execute(
-        select(runs.c.id, runs.c.public_id, runs.c.account_id, runs.c.started_us, runs.c.suite,
-               accounts.c.name.label("account"))
-        .join_from(runs, accounts, accounts.c.id == runs.c.account_id, isouter=True)
-        .where(runs.c.repro_key == row.repro_key, unindexed(runs.c.state) == "public", runs.c.id != row.id)
-        .order_by(unindexed(runs.c.started_us).desc(), runs.c.id.desc())
-        .limit(MOST_RUNS)
-    ).all() if row.repro_key else []  # fmt: skip
+    wanted = select(runs.c.id, runs.c.public_id, runs.c.account_id, runs.c.started_us, runs.c.suite,
+                    accounts.c.name.label("account"))  # fmt: skip
+    named = wanted.join_from(runs, accounts, accounts.c.id == runs.c.account_id, isouter=True)
+    found = conn.execute(_others(named, row)).all() if row.repro_key else []
     others = [Other(r.public_id, r.account, r.account_id == row.account_id, r.started_us, r.suite) for r in found]
     cells = _cells(conn, [row.id, *(r.id for r in found)]) if found else {}
     agreement = agree(cells.get(row.id, {}), [cells.get(r.id, {}) for r in found])
@@ -96,12 +104,19 @@ def reproductions(conn: Connection, row: RunRow) -> Reproductions:
     )
 
 
+def _others(wanted: Select[Any], row: RunRow) -> Select[Any]:
+    """The newest of the other public runs of its configuration."""
+    mine = wanted.where(runs.c.repro_key == row.repro_key, unindexed(runs.c.state) == "public", runs.c.id != row.id)
+    return mine.order_by(unindexed(runs.c.started_us).desc(), runs.c.id.desc()).limit(MOST_RUNS)
+
+
 Cells = Mapping[tuple[str, int, int], Any]
 
 
 def _cells(conn: Connection, ids: Sequence[int]) -> dict[int, dict[tuple[str, int, int], Any]]:
     found: dict[int, dict[tuple[str, int, int], Any]] = {}
-    for p in conn.execute(select(points).where(points.c.run_id.in_(ids), points.c.status == Status.VALID)):
+    valid = select(points).where(points.c.run_id.in_(ids), points.c.status == Status.VALID)
+    for p in conn.execute(valid).all():
         found.setdefault(p.run_id, {})[p.phase, p.context_tokens, p.concurrency] = p
     return found
 

@@ -18,10 +18,9 @@ from flatout.record import Cell, Fact, Record
 from flatout.show import about, numbers
 from flatout.show.safe import clean
 from flatout.site import suspicion
-from flatout.site.reproductions import Reproductions, reproductions
 from flatout.site.suspicion import Check
 
-__all__ = ["Check", "Origin", "Reproductions", "checks", "origins", "reproductions"]
+__all__ = ["Check", "Origin", "checks", "origins"]
 
 _MOST: Final = 3
 """Examples that a sentence names."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -12,8 +13,10 @@ from fastapi import APIRouter, Request, Response
 from flatout.site import boards, listing, standings
 from flatout.site.boards import Board, Kind
 from flatout.site.errors import NotFound
+from flatout.site.pages import workshop
 from flatout.site.pages.answers import READ
-from flatout.site.pages.templating import page, site_of
+from flatout.site.pages.rendered import BOARD
+from flatout.site.pages.templating import page, part, site_of
 from flatout.site.pages.whiskers import axis, whisker
 from flatout.site.standings import BoardInfo, Standing
 
@@ -66,12 +69,21 @@ def board(request: Request, name: str) -> Response:
         )  # fmt: skip
         there = listing.choices(conn)
         near = [info for info in standings.all_boards(conn) if _beside(info.board, known)]
+    # all plain values: what they are written out as tells them from any others
+    of = hashlib.sha256(repr((known, rows, there, asked, near)).encode()).hexdigest()
+    _, made = workshop.part(request, BOARD, of, lambda: ({}, _body(known, rows, there, asked, near)))
+    return page(request, "board.html", f"{known.title} · leaderboard", board=known, drawn=made)
+
+
+def _body(
+    board: Board, rows: Sequence[Standing], choices: listing.Choices, typed: dict[str, str], near: Sequence[BoardInfo]
+) -> str:
     end = axis(rows, open_ended=any(row.or_more for row in rows))
     lines = [(row, whisker(row, end, open_ended=row.or_more), shared(rows, row.place)) for row in rows]
-    return page(
-        request, "board.html", f"{known.title} · leaderboard", board=known, lines=lines, choices=there, typed=asked,
-        near=near, limit=ROWS, head=HEADS[known.kind][0], filtered=any(asked.values()),
-        unknown=any(not _known(row) for row in rows), kept=_kept(asked),
+    return part(
+        "board_body.html", board=board, lines=lines, choices=choices, typed=typed, near=near, limit=ROWS,
+        head=HEADS[board.kind][0], filtered=any(typed.values()), unknown=any(not _known(row) for row in rows),
+        kept=_kept(typed),
     )  # fmt: skip
 
 

@@ -22,7 +22,9 @@ log: Final = logging.getLogger("flatout.site")
 COMPARISON: Final = "comparison"
 SUBJECT: Final = "subject"
 HISTORY: Final = "history"
-OF_MANY: Final = (COMPARISON, SUBJECT, HISTORY)
+REPEATS: Final = "repeats"
+BOARD: Final = "board"
+OF_MANY: Final = (COMPARISON, SUBJECT, HISTORY, REPEATS, BOARD)
 """Kinds that are drawn of several runs, which their names do not tell."""
 MEMORY_BYTES: Final = 96 * 1024 * 1024
 FILES_BYTES: Final = 2 * 1024 * 1024 * 1024

@@ -8,14 +8,15 @@ from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
-from flatout.site import moderation, trust
+from flatout.site import moderation, reproductions
 from flatout.site.api.runs import visible
 from flatout.site.errors import Refused, SiteError
 from flatout.site.middleware import address
 from flatout.site.pages import csrf, workshop
-from flatout.site.pages.answers import READ
+from flatout.site.pages.answers import READ, Piece, piece
 from flatout.site.pages.redirect import see_other
-from flatout.site.pages.templating import page, site_of
+from flatout.site.pages.rendered import REPEATS
+from flatout.site.pages.templating import page, part, site_of
 from flatout.site.pages.viewer import signed_in, viewer
 from flatout.site.rows import RunRow
 from flatout.site.trust import Check
@@ -39,18 +40,31 @@ def run(request: Request, run_id: str) -> Response:
     row = visible(site, who, run_id)
     told, drawn = workshop.run_page(request, row)
     with site.database.read() as conn:
-        repeats = trust.reproductions(conn, row)
+        repeats = reproductions.digest(conn, row)
         deeds = moderation.deeds(conn, run_id) if who is not None and who.may("moderate") else []
+    drawn["repeated"] = _repeats(request, row, repeats)
     checks = [Check(*one) for one in json.loads(told["checks"])]
     return page(
         request, "run.html", told["title"], scripted=True, drawn=drawn, row=row, successor=site.store.successor(row),
         replaces=site.store.replaces(row),
         worst=sorted(checks, key=lambda one: LEVELS.index(one.level)), first=FIRST, description=told["description"],
-        card=told["card"] == "yes", repeats=repeats, deeds=deeds,
+        card=told["card"] == "yes", deeds=deeds,
         mine=who is not None and row.account_id == who.account_id,
         said=SAID.get(request.query_params.get("said", "")), errors={}, form={},
         mark=_mark(site.settings.base_url, row), frame=_frame(site.settings.base_url, row),
     )  # fmt: skip
+
+
+def _repeats(request: Request, row: RunRow, of: str) -> Piece:
+    """Its repeats; `of`: the digest of all that they are. Kept only of runs that are shown."""
+
+    def body() -> str:
+        with site_of(request).database.read() as conn:
+            return part("repeats_body.html", row=row, repeats=reproductions.reproductions(conn, row))
+
+    if row.state not in workshop.SHOWN:
+        return piece(body().encode())
+    return workshop.part(request, REPEATS, of, lambda: ({}, body()))[1]["body"]
 
 
 def _mark(base: str, row: RunRow) -> str:
