@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -37,6 +38,8 @@ FAMILIES: Final = (
     "Qwen/Qwen3.5", "meta-llama/Llama-4", "mistralai/Ministral", "google/gemma-4", "deepseek-ai/R2-Distill",
     "microsoft/phi-5", "ibm-granite/granite-5", "allenai/OLMo-3",
 )  # fmt: skip
+NIGHTLY: Final = 0.25
+"""Of the runs with files and of those that are published while others read."""
 SIZES: Final = ("0.6B", "4B", "8B", "14B", "32B")
 SHAPES: Final = (
     ((1, 8, 32, 64), (1, 4, 16, 64)),
@@ -230,13 +233,23 @@ def _one_label(counts: Counter[tuple[str, str, str]]) -> dict[tuple[str, str, st
 
 
 def body(rng: random.Random, number: int, end: datetime) -> bytes:
-    """A whole record of a popular configuration, each number another one."""
-    made = _record(0, furnish=True)
-    content: dict[str, Any] = json.loads(made.model_dump_json())
+    """A whole record, each number another one: every fourth of one configuration that is measured each night, the
+    others of popular ones."""
+    content: dict[str, Any] = json.loads(_whole())
+    if rng.random() < NIGHTLY:
+        content["engine"]["version"]["value"] = f"1.{number // 10}"
+    else:
+        engine = _popular(rng, ENGINES)
+        model = f"{_popular(rng, FAMILIES)}-{rng.choice(SIZES)}"
+        content["model"]["id"]["value"] = model
+        content["model"]["quantization"]["value"] = _popular(rng, QUANTIZATIONS)
+        content["engine"]["name"]["value"] = engine
+        content["engine"]["version"]["value"] = f"0.{5 + rng.randrange(4)}.{rng.randrange(7)}"
+        content["engine"]["launch_command"]["value"] = f"{engine} serve {model} --max-num-seqs {64 + rng.randrange(8)}"
+        content["hardware"]["facts"]["gpu"]["value"] = _popular(rng, [one.name for one in known()][:60])
     started = end + timedelta(minutes=number)
     content["id"] = f"{started:%Y%m%dT%H%M%SZ}-sample-{number}-{rng.randrange(2**32):08x}"
     content["started"], content["finished"] = started.isoformat(), (started + timedelta(minutes=20)).isoformat()
-    content["engine"]["version"]["value"] = f"1.{number // 10}"
     for cell in content["cells"]:
         factor = rng.lognormvariate(0, 0.01)
         for phase, name in (("prefill", "prefill_tok_s"), ("decode", "total_tok_s")):
@@ -244,6 +257,11 @@ def body(rng: random.Random, number: int, end: datetime) -> bytes:
                 rate = cell[phase][name]
                 rate.update({key: rate[key] * factor for key in ("value", "low", "high") if rate[key] is not None})
     return json.dumps(content).encode()
+
+
+@cache
+def _whole() -> str:
+    return _record(0, furnish=True).model_dump_json()
 
 
 def check(made: Store, some: int = 40) -> int:
