@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from itertools import pairwise
 from multiprocessing.connection import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -891,6 +892,23 @@ def test_traces_are_svg_whatever_the_figures(found: list[tuple[float, float | No
     root = ET.fromstring(made)
     assert sum(1 for node in root.iter() if node.get("class") == "dot") == len(runs)
     assert "nan" not in made and "inf" not in made
+
+
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=traces.MOST_DOTS))
+def test_names_of_versions_do_not_cover_each_other(versions: list[int]) -> None:
+    runs = [Dated(i * 10**12, 100.0, 99.0, 101.0, "abc", f"0.{v}.1") for i, v in enumerate(versions)]
+    root = ET.fromstring(traces.trace(runs, [], "x"))
+    at = f"{traces.TOP - 12:.1f}"
+    spans = []
+    for node in root.iter():
+        if node.tag.endswith("text") and node.get("y") == at:
+            x, wide = float(node.get("x", "")), traces.CHAR_WIDE * len(node.text or "")
+            spans.append((x, x + wide) if node.get("text-anchor") == "start" else (x - wide, x))
+    spans.sort()
+    assert all(one[1] <= other[0] + 0.2 for one, other in pairwise(spans)) and len(spans) <= traces.MOST_NAMED
+    changes = [new for old, new in pairwise(versions) if old != new]
+    assert bool(spans) is bool(changes)
+    assert not changes or f">0.{changes[-1]}.1</text>" in ET.tostring(root, encoding="unicode")
 
 
 @given(st.floats(min_value=0, max_value=1e14), st.floats(min_value=1e-6, max_value=1e14))

@@ -19,6 +19,8 @@ WIDE, HIGH = 460.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 26.0, 22.0
 MOST_VERSIONS: Final = 12
 MOST_NAMED: Final = 4
+CHAR_WIDE: Final = 6.6
+"""The most that a character of such words takes."""
 MOST_DOTS: Final = 300
 _LARGEST: Final = 1e15
 
@@ -98,14 +100,19 @@ def _tick(value: float) -> str:
 
 
 def _versions(runs: Sequence[Dated]) -> list[Markup]:
-    """Where the engine's version changed: a dotted line with the new version's name, of the last few."""
+    """Where the engine's version changed: dotted lines at the last few, with the new versions' names as far as none
+    covers another, the newest first."""
     parts = []
     changed = [i for i, (a, b) in enumerate(pairwise(runs), 1) if a.engine_version != b.engine_version]
-    for i in changed[-MOST_VERSIONS:]:
+    taken: list[tuple[float, float]] = []
+    for i in reversed(changed[-MOST_VERSIONS:]):
         x = (_x(i - 1, len(runs)) + _x(i, len(runs))) / 2
         parts.append(_path("version", f"M{x:.1f},{TOP - 8:.0f}V{HIGH - BOTTOM:.1f}"))
-        if i in changed[-MOST_NAMED:]:
-            parts.append(_beside("t-soft", x, TOP - 12, clean(runs[i].engine_version or "version not known", 16)))
+        words = clean(runs[i].engine_version or "version not known", 16)
+        left, right = _extent(x, words)
+        if len(taken) < MOST_NAMED and all(right < other[0] or left > other[1] for other in taken):
+            taken.append((left, right))
+            parts.append(_beside("t-soft", x, TOP - 12, words))
     return parts
 
 
@@ -122,10 +129,16 @@ def _steps(runs: Sequence[Dated], shifts: Sequence[Shift], first: int) -> list[M
     return parts
 
 
+def _extent(x: float, words: str) -> tuple[float, float]:
+    """From where to where `_beside` puts words at a line."""
+    wide = CHAR_WIDE * len(words)
+    return (x + 4, x + 4 + wide) if x < WIDE * 0.7 else (x - 4 - wide, x - 4)
+
+
 def _beside(kind: str, x: float, y: float, words: str) -> Markup:
     """Words at a line, on whichever side has more room."""
-    right = x < WIDE * 0.7
-    return _text(kind, x + (4 if right else -4), y, "start" if right else "end", words)
+    left, right = _extent(x, words)
+    return _text(kind, left, y, "start", words) if left > x else _text(kind, right, y, "end", words)
 
 
 def _path(kind: str, d: str) -> Markup:
