@@ -143,9 +143,20 @@ def test_a_hybrids_cache_takes_more_than_one_send(tmp_path: Path) -> None:
 
 def test_a_cache_that_is_off_is_said(tmp_path: Path) -> None:
     with rig({"dialect": "sglang", "decode_tok_s": 300, "prefill_tok_s": 20_000, "cache": False}) as server:
-        run = measure(server, tmp_path, suite=suite(decode=(1000,), concurrency=(2,)))
-    assert "cache_cold" in [f.name for f in run.cell("d/1000/2").flags]
+        run = measure(server, tmp_path, suite=suite(decode=(1000,), concurrency=(4,)))
+    assert "cache_cold" in [f.name for f in run.cell("d/1000/4").flags]
     assert any("prefix cache" in w for w in run.record.warnings)
+    launched = next(rid for rid in run.truth.rid if rid.endswith("-1-0"))  # the first job of several streams
+    assert launched.split("-")[2] == "7", "four cold contexts, the first twice more, and the others not in vain"
+
+
+def test_contexts_too_short_for_the_cache_do_not_keep_longer_ones_cold(tmp_path: Path) -> None:
+    knobs = {"dialect": "vllm", "decode_tok_s": 300, "prefill_tok_s": 20_000, "cache_block_tokens": 128}
+    with rig({**knobs, "report_cached": True}) as server:
+        run = measure(server, tmp_path, suite=suite(decode=(100, 1000), concurrency=(2,)))
+    assert "cache_cold" not in [f.name for f in run.cell("d/1000/2").flags]
+    made = run.cell("d/1000/2").decode
+    assert made is not None and made.cached_tokens_mean is not None and made.cached_tokens_mean > 800
 
 
 def test_t7_early_stop_and_s8_looping_are_flagged(tmp_path: Path) -> None:

@@ -226,13 +226,16 @@ def _median_ttft_ms(cold: Sequence[Samples]) -> float | None:
 def warm(session: Session, row: Row, cell: PlannedCell) -> None:
     """Sends the row's contexts again until they are cached; how many sends that takes is learned on the run's first.
 
-    At most three sends a context, the cold one counted (some hybrids cache only at the second or third).
+    At most three sends a context, the cold one counted (some hybrids cache only at the second or third). Where the
+    server says that the first is not cached after three, the row's others are not sent in vain.
     """
     if not row.prompts or row.error:
         return
     if session.warm_sends is None:
         session.doing(f"warming {cell.label}: how many sends until it is cached", cell)
         session.warm_sends = _learn(session, row)
+        if session.warm_sends is None:
+            return
         rest = row.prompts[1:]
     else:
         rest = row.prompts
@@ -246,8 +249,9 @@ def warm(session: Session, row: Row, cell: PlannedCell) -> None:
             _note_cached(row, send_alone(session, f"warm {row.tokens}/{i}", prompt).samples)
 
 
-def _learn(session: Session, row: Row) -> int:
-    """Sends after which a context is cached: found when the next one after it is. MAX_WARM_SENDS if it never is."""
+def _learn(session: Session, row: Row) -> int | None:
+    """Sends after which a context is cached: found when the next one after it is. MAX_WARM_SENDS if nobody can tell,
+    None if it is not cached by then: contexts of another length may be."""
     for sent in range(1, MAX_WARM_SENDS):
         session.check()
         session.afford(row.tokens, 1)
@@ -261,6 +265,7 @@ def _learn(session: Session, row: Row) -> int:
             "a context that was sent three times is still not in the server's prefix cache, so each request computes "
             "its prompt anew: is the cache switched off, or too small?"
         )
+        return None
     return MAX_WARM_SENDS
 
 
