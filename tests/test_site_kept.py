@@ -16,6 +16,7 @@ from flatout.site.pages import history as history_page
 from flatout.site.pages import subjects as subject_pages
 from flatout.site.pages import workshop
 from flatout.site.pages.rendered import Rendered
+from flatout.site.store import Store
 from tests import site_database, site_records
 from tests.site_client import Opened, opened
 from tests.test_site_pages import sign_in
@@ -168,6 +169,30 @@ def test_a_page_follows_what_another_process_does(site: Opened, tmp_path: Path, 
     other.site.store.hide(second, who="mod", reason="a test")
     assert not any(second in html(one, path) for one in (site, other) for path in paths)
     other.close()
+
+
+def test_what_was_drawn_while_a_run_was_away_is_not_taken_for_what_there_is_again(
+    site: Opened, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that is drawn just as a run is hidden lacks it; shown again, the run stands on it."""
+    mine, other = publish(site, 1), publish(site, 2, who="bob")
+    path = f"/history/{site.site.store.row(mine).history_key}"
+    made = history_page._made
+
+    def meanwhile(*given: Any) -> Any:
+        monkeypatch.setattr(history_page, "_made", made)
+        _another(site).hide(other, who="mod", reason="a test")
+        return made(*given)
+
+    monkeypatch.setattr(history_page, "_made", meanwhile)
+    assert other not in html(site, path)
+    _another(site).approve(other, who="mod")
+    assert other in html(site, path) and html(site, path) == as_new(site, path)
+
+
+def _another(site: Opened) -> Store:
+    """The same site's store in another process, which nobody here hears of."""
+    return Store(site.site.database, site.site.blobs, site.site.settings)
 
 
 def test_rankings_made_anew_show_at_once(site: Opened) -> None:

@@ -54,9 +54,10 @@ class History:
 
 
 def digest(conn: Connection, history_key: str) -> str | None:
-    """SHA-256 in hex of the runs that `history` tells of; None where there is none."""
-    hashes = conn.scalars(_newest(select(runs.c.content_hash), history_key)).all()
-    return hashlib.sha256("\0".join(hashes).encode()).hexdigest() if hashes else None
+    """SHA-256 in hex of the runs that `history` tells of; None where there is none. What a run's row tells never
+    changes while it is public; one that was hidden and shown again has another `state_us`."""
+    found = conn.execute(_newest(select(runs.c.content_hash, runs.c.state_us), history_key)).all()
+    return hashlib.sha256(str(found).encode()).hexdigest() if found else None
 
 
 def history(conn: Connection, history_key: str) -> History | None:

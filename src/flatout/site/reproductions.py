@@ -79,14 +79,12 @@ class Reproductions:
 
 
 def digest(conn: Connection, row: RunRow) -> str:
-    """SHA-256 in hex of all that `reproductions` tells of: the run, and the public ones that it looks at. Rows of runs
-    never change while they are public."""
-    order = (runs.c.started_us.desc(), runs.c.id.desc())
-    same = (runs.c.history_key == row.history_key, runs.c.state == "public")
-    near = select(runs.c.id).where(*same).order_by(*order).limit(_LOOKED_AT)
-    ids = [*conn.scalars(_others(select(runs.c.id), row))] if row.repro_key else []
-    ids += [-1, *conn.scalars(near)] if row.history_key else []
-    return hashlib.sha256(f"{row.content_hash} {ids}".encode()).hexdigest()
+    """SHA-256 in hex of all that `reproductions` tells of: the run, and the public ones that it looks at. What a run's
+    row tells never changes while it is public; one that was hidden and shown again has another `state_us`."""
+    wanted = select(runs.c.id, runs.c.state_us)
+    others = conn.execute(_others(wanted, row)).all() if row.repro_key else []
+    near = conn.execute(_lately(wanted, row)).all() if row.history_key else []
+    return hashlib.sha256(f"{row.content_hash} {others} {near}".encode()).hexdigest()
 
 
 def reproductions(conn: Connection, row: RunRow) -> Reproductions:
@@ -108,6 +106,12 @@ def _others(wanted: Select[Any], row: RunRow) -> Select[Any]:
     """The newest of the other public runs of its configuration."""
     mine = wanted.where(runs.c.repro_key == row.repro_key, unindexed(runs.c.state) == "public", runs.c.id != row.id)
     return mine.order_by(unindexed(runs.c.started_us).desc(), runs.c.id.desc()).limit(MOST_RUNS)
+
+
+def _lately(wanted: Select[Any], row: RunRow) -> Select[Any]:
+    """The newest public runs of its configuration, over all versions of the engine."""
+    same = wanted.where(runs.c.history_key == row.history_key, runs.c.state == "public")
+    return same.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(_LOOKED_AT)
 
 
 Cells = Mapping[tuple[str, int, int], Any]
@@ -169,11 +173,8 @@ def words(others: int, by_others: int, agreement: Sequence[Agreement]) -> str:
 def _near(conn: Connection, row: RunRow) -> list[Near]:
     if not row.history_key:
         return []
-    same = (runs.c.history_key == row.history_key, runs.c.state == "public")
-    newest = (runs.c.started_us.desc(), runs.c.id.desc())
-    asked = select(runs.c.engine_version, runs.c.repro_key, runs.c.public_id).where(*same).order_by(*newest)
     found: dict[str | None, list[str]] = {}
-    for other in conn.execute(asked.limit(_LOOKED_AT)):
+    for other in conn.execute(_lately(select(runs.c.engine_version, runs.c.repro_key, runs.c.public_id), row)):
         if other.repro_key != row.repro_key:
             found.setdefault(other.engine_version, []).append(other.public_id)
     return [Near(version, len(ids), ids[0]) for version, ids in list(found.items())[:MOST_VERSIONS]]
