@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 from pathlib import Path
 
@@ -106,6 +107,25 @@ def test_two_that_start_at_once_make_the_tables_once(kind: str, tmp_path: Path) 
     finally:
         database.close()
         drop(url)
+
+
+def test_a_new_file_that_another_process_writes_to_is_waited_for(tmp_path: Path) -> None:
+    """SQLite itself does not wait before it changes the journal's mode."""
+    path = tmp_path / "site.sqlite3"
+    other = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN EXCLUSIVE")
+    other.execute("CREATE TABLE something (a)")
+    ends = threading.Timer(0.5, lambda: other.execute("COMMIT"))
+    ends.start()
+    database = Database.open(f"sqlite:///{path}")
+    try:
+        database.ping()
+        with database.read() as conn:
+            assert conn.scalar(sa.text("PRAGMA journal_mode")) == "wal"
+    finally:
+        ends.join()
+        other.close()
+        database.close()
 
 
 @BOTH

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from flatout.site.errors import SiteError, Unavailable
 
 BUSY_MS: Final = 10_000
 """How long one writer waits for another before it gives up."""
+AGAIN_S: Final = 0.02
 _STATEMENT_MS: Final = 30_000
 _CONNECTIONS: Final = 40  # as many as the server's threads
 _WRITING: Final = "flatout_writing"
@@ -170,8 +172,8 @@ def _sqlite(url: sa.URL) -> Engine:
 
     @event.listens_for(engine, "connect")
     def _settle(connection: sqlite3.Connection, _record: object) -> None:
+        _write_ahead(connection)
         for pragma in (
-            "journal_mode=WAL",
             "synchronous=FULL",  # a commit is on the disk before it is answered: the power may fail
             "foreign_keys=ON",
             f"busy_timeout={BUSY_MS}",
@@ -186,6 +188,20 @@ def _sqlite(url: sa.URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writing else "BEGIN")
 
     return engine
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Sets the journal's mode, which stays with the file. SQLite does not wait for that as it does for all else: of two
+    processes that start on a new file, one would fail at once."""
+    end = time.monotonic() + BUSY_MS / 1000
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(AGAIN_S)
 
 
 def _for_us_alone(path: Path) -> None:
