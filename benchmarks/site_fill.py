@@ -137,7 +137,7 @@ def _configurations(rng: random.Random, count: int) -> Iterator[RunFacts]:
     """Facts of as many configurations: popular models and hardware have more of them, and each line of versions has
     four."""
     models = [f"{family}-{size}" for family in FAMILIES for size in SIZES]
-    hardware = [one.name for one in known()][:60]
+    hardware = _hardware_names()
     rng.shuffle(models)
     base = {shape: _record(shape) for shape in range(len(SHAPES))}
     for line in range(count // 4):
@@ -246,7 +246,7 @@ def body(rng: random.Random, number: int, end: datetime) -> bytes:
         content["engine"]["name"]["value"] = engine
         content["engine"]["version"]["value"] = f"0.{5 + rng.randrange(4)}.{rng.randrange(7)}"
         content["engine"]["launch_command"]["value"] = f"{engine} serve {model} --max-num-seqs {64 + rng.randrange(8)}"
-        content["hardware"]["facts"]["gpu"]["value"] = _popular(rng, [one.name for one in known()][:60])
+        content["hardware"]["facts"]["gpu"]["value"] = _popular(rng, _hardware_names())
     started = end + timedelta(minutes=number)
     content["id"] = f"{started:%Y%m%dT%H%M%SZ}-sample-{number}-{rng.randrange(2**32):08x}"
     content["started"], content["finished"] = started.isoformat(), (started + timedelta(minutes=20)).isoformat()
@@ -257,6 +257,10 @@ def body(rng: random.Random, number: int, end: datetime) -> bytes:
                 rate = cell[phase][name]
                 rate.update({key: rate[key] * factor for key in ("value", "low", "high") if rate[key] is not None})
     return json.dumps(content).encode()
+
+
+def _hardware_names() -> list[str]:
+    return [one.name for one in known()][:60]
 
 
 @cache

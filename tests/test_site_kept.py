@@ -229,6 +229,11 @@ def test_a_page_of_what_is_deleted_is_not_kept(site: Opened) -> None:
     site.app.state.tidied -= workshop.TIDY_S
     html(site, others_page)
     assert kept._held.keys() == before.keys(), "what has gone for a while takes nothing with it again"
+    gone = site.site.store.row(mine).content_hash
+    kept.get("run", gone, lambda: b"drawn while it went")
+    site.app.state.tidied -= workshop.TIDY_S
+    html(site, others_page)
+    assert kept.known("run", gone) is None
 
 
 def test_a_history_whose_last_run_goes_meanwhile_is_not_there(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,8 +44,8 @@ def count(conn: Connection, run: Any, change: int) -> None:
 def touch(conn: Connection, repro_key: str) -> None:
     """What is shown of a configuration's names has changed, though no run came or went."""
     stamp = _stamp()
-    for kind, column in (("model", runs.c.model_key), ("hardware", runs.c.hardware_key), ("engine", runs.c.engine_key)):
-        mine = sa.select(column).where(runs.c.repro_key == repro_key)
+    for kind in ("model", "hardware", "engine"):
+        mine = sa.select(runs.c[f"{kind}_key"]).where(runs.c.repro_key == repro_key)
         conn.execute(sa.update(names).where(names.c.kind == kind, names.c.key.in_(mine)).values(stamp=stamp))
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from sqlalchemy import Connection, Select, select
+from sqlalchemy import Connection, select
 
 from flatout.flags import Status
 from flatout.show import numbers
 from flatout.site.boards import KINDS, Board, board_of
+from flatout.site.rows import of_history
 from flatout.site.schema import points, runs
 from flatout.site.shifts import MOST_RUNS, Dated, Shift, shifts
 
@@ -56,13 +57,13 @@ class History:
 def digest(conn: Connection, history_key: str) -> str | None:
     """SHA-256 in hex of the runs that `history` tells of; None where there is none. What a run's row tells never
     changes while it is public; one that was hidden and shown again has another `state_us`."""
-    found = conn.execute(_newest(select(runs.c.content_hash, runs.c.state_us), history_key)).all()
+    found = conn.execute(of_history(select(runs.c.content_hash, runs.c.state_us), history_key, MOST_RUNS)).all()
     return hashlib.sha256(str(found).encode()).hexdigest() if found else None
 
 
 def history(conn: Connection, history_key: str) -> History | None:
     """None where no public run has that key."""
-    found = conn.execute(_newest(select(runs), history_key)).all()
+    found = conn.execute(of_history(select(runs), history_key, MOST_RUNS)).all()
     if not found:
         return None
     newest = found[0]
@@ -73,11 +74,6 @@ def history(conn: Connection, history_key: str) -> History | None:
         list(dict.fromkeys(row.engine_version for row in found if row.engine_version)),
         _series(conn, [row for row in reversed(found) if row.run_state in ("finished", "interrupted")], told),
     )  # fmt: skip
-
-
-def _newest(wanted: Select[Any], history_key: str) -> Select[Any]:
-    mine = wanted.where(runs.c.history_key == history_key, runs.c.state == "public")
-    return mine.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(MOST_RUNS)
 
 
 def _series(conn: Connection, ordered: Sequence[Any], told: dict[int, Any]) -> list[Series]:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Select, select
 from flatout.compare.ratio import Estimate, Ratio, estimate, level_of, ratio
 from flatout.flags import Status
 from flatout.show import numbers
-from flatout.site.rows import RunRow
+from flatout.site.rows import RunRow, of_history
 from flatout.site.schema import accounts, points, runs
 from flatout.site.sql import unindexed
 
@@ -83,7 +83,7 @@ def digest(conn: Connection, row: RunRow) -> str:
     row tells never changes while it is public; one that was hidden and shown again has another `state_us`."""
     wanted = select(runs.c.id, runs.c.state_us)
     others = conn.execute(_others(wanted, row)).all() if row.repro_key else []
-    near = conn.execute(_lately(wanted, row)).all() if row.history_key else []
+    near = conn.execute(of_history(wanted, row.history_key, _LOOKED_AT)).all() if row.history_key else []
     return hashlib.sha256(f"{row.content_hash} {others} {near}".encode()).hexdigest()
 
 
@@ -106,12 +106,6 @@ def _others(wanted: Select[Any], row: RunRow) -> Select[Any]:
     """The newest of the other public runs of its configuration."""
     mine = wanted.where(runs.c.repro_key == row.repro_key, unindexed(runs.c.state) == "public", runs.c.id != row.id)
     return mine.order_by(unindexed(runs.c.started_us).desc(), runs.c.id.desc()).limit(MOST_RUNS)
-
-
-def _lately(wanted: Select[Any], row: RunRow) -> Select[Any]:
-    """The newest public runs of its configuration, over all versions of the engine."""
-    same = wanted.where(runs.c.history_key == row.history_key, runs.c.state == "public")
-    return same.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(_LOOKED_AT)
 
 
 Cells = Mapping[tuple[str, int, int], Any]
@@ -174,7 +168,8 @@ def _near(conn: Connection, row: RunRow) -> list[Near]:
     if not row.history_key:
         return []
     found: dict[str | None, list[str]] = {}
-    for other in conn.execute(_lately(select(runs.c.engine_version, runs.c.repro_key, runs.c.public_id), row)):
+    wanted = select(runs.c.engine_version, runs.c.repro_key, runs.c.public_id)
+    for other in conn.execute(of_history(wanted, row.history_key, _LOOKED_AT)):
         if other.repro_key != row.repro_key:
             found.setdefault(other.engine_version, []).append(other.public_id)
     return [Near(version, len(ids), ids[0]) for version, ids in list(found.items())[:MOST_VERSIONS]]

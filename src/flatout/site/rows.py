@@ -99,3 +99,9 @@ def run_row(row: Any) -> RunRow:
 
 
 _FIELDS: Final = tuple(field.name for field in fields(RunRow))
+
+
+def of_history(wanted: sa.Select[Any], history_key: str, limit: int) -> sa.Select[Any]:
+    """Columns of `runs`, of the newest public runs of a configuration over all versions of its engine."""
+    mine = wanted.where(runs.c.history_key == history_key, runs.c.state == "public")
+    return mine.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(limit)

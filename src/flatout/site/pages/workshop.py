@@ -81,8 +81,9 @@ def _tidy(request: Request, kept: Rendered) -> None:
         gone = conn.scalars(select(runs.c.content_hash).where(runs.c.state.in_((HIDDEN, WITHDRAWN, DELETED)))).all()
     before: set[str] = getattr(state, "gone", set())
     state.gone = set(gone)
-    if new := state.gone - before:  # what is drawn of several runs would go each time
-        kept.forget(new)
+    # what was drawn while it went, too; without any, what is drawn of several runs stays
+    if found := (state.gone - before) | kept.hashes().intersection(state.gone):
+        kept.forget(found)
 
 
 def run_page(request: Request, row: RunRow) -> tuple[dict[str, str], dict[str, Piece]]:
