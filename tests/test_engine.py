@@ -57,7 +57,9 @@ def engine(directory: Path) -> Iterator[EngineHandle]:
 
 @pytest.fixture
 def client(engine: EngineHandle) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=engine.url, timeout=60, trust_env=False) as made:
+    """Keeps no connection: llama.cpp closes each half a millisecond after a stream, and says keep-alive to it."""
+    limits = httpx.Limits(max_keepalive_connections=0)
+    with httpx.Client(base_url=engine.url, timeout=60, trust_env=False, limits=limits) as made:
         yield made
 
 

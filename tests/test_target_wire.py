@@ -8,7 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpcore
 import pytest
@@ -126,6 +126,86 @@ def test_the_limit_begins_anew_with_each_call_on_a_kept_connection() -> None:
 
 
 # Connecting
+
+
+class _Leaver:
+    """Answers the first request of each connection as if more might come, and hangs up as the second one arrives."""
+
+    def __init__(self, words: bytes = b"", wait: threading.Barrier | None = None) -> None:
+        self.words, self.wait = words, wait
+        self.connections: list[socket.socket] = []
+        self.unanswered: list[bytes] = []
+
+    def __call__(self, peer: socket.socket) -> None:
+        self.connections.append(peer)
+        with peer.makefile("rb") as lines:
+            _whole(lines)
+            if self.wait is not None:
+                self.wait.wait(10)
+            peer.sendall(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n")
+            if head := _whole(lines):
+                self.unanswered.append(head)
+                peer.sendall(self.words)
+
+
+def _whole(lines: BinaryIO) -> bytes:
+    """The head of one request, whose body is read too; empty where the client closed instead."""
+    head = b""
+    while (line := lines.readline()).strip():
+        head += line
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    if b"content-length:" in head.lower():
+        lines.read(length)
+    return head
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_kept_connection_that_the_server_gave_up_costs_no_call(method: str) -> None:
+    """As llama.cpp does after each stream: whether the client sees it in time is a matter of half a millisecond."""
+    leaver = _Leaver()
+    with talking(leaver) as url, ControlClient(parse_address(url, environ={})) as c:
+        for _ in range(5):
+            assert c.json(method, "/v1/models", body={"a": 1} if method == "POST" else None) == {}
+    assert (len(leaver.connections), len(leaver.unanswered)) == (5, 4)
+
+
+def test_however_many_kept_connections_were_given_up_the_call_is_answered() -> None:
+    leaver = _Leaver(wait=threading.Barrier(4))
+    with talking(leaver) as url, ControlClient(parse_address(url, environ={})) as c:
+        callers = [threading.Thread(target=c.json, args=("GET", "/v1/models")) for _ in range(4)]
+        for caller in callers:
+            caller.start()
+        for caller in callers:
+            caller.join(10)
+        leaver.wait = None
+        assert c.json("GET", "/v1/models") == {}
+    assert (len(leaver.connections), len(leaver.unanswered)) == (5, 4)
+
+
+def test_what_came_on_a_kept_connection_is_not_asked_for_again() -> None:
+    leaver = _Leaver(words=b"HTPP/1.1 200 OK\r\n\r\n")
+    with talking(leaver) as url, ControlClient(parse_address(url, environ={})) as c:
+        c.json("GET", "/v1/models")
+        with pytest.raises(TargetError, match="does not speak HTTP"):
+            c.json("GET", "/v1/models")
+    assert len(leaver.connections) == 1
+
+
+def test_a_new_connection_that_closes_without_an_answer_is_not_tried_again() -> None:
+    connections = []
+
+    def talk(peer: socket.socket) -> None:
+        connections.append(peer)
+        peer.recv(65536)
+
+    with (
+        talking(talk) as url,
+        ControlClient(parse_address(url, environ={})) as c,
+        pytest.raises(TargetError, match="closed the connection before a full answer"),
+    ):
+        c.json("GET", "/v1/models")
+    assert len(connections) == 1
 
 
 def test_a_tls_handshake_that_does_not_finish_is_named() -> None:

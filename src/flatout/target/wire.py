@@ -27,6 +27,8 @@ Kind = type[httpcore.TimeoutException] | type[httpcore.NetworkError]
 SLICE_S: Final = 0.1
 """Longest wait between two looks at whether the user wants to stop."""
 DEFAULT_S: Final = 10.0
+KEPT: Final = 4
+"""Connections that wait for another request."""
 _Selector: Final[type[selectors.BaseSelector]] = getattr(selectors, "PollSelector", selectors.SelectSelector)
 
 
@@ -234,7 +236,11 @@ def _fail(error: Exception) -> list[tuple[int, Any]]:
 
 
 class Transport(httpx.BaseTransport):
-    """httpx over these sockets. `proxy`: its URL, and the headers that it gets."""
+    """httpx over these sockets. `proxy`: its URL, and the headers that it gets.
+
+    A request is sent again where the server closed a *kept* connection before it answered: llama.cpp hangs up half a
+    millisecond after each stream though its headers say keep-alive, others as a connection has been idle for 5 s.
+    """
 
     def __init__(
         self, tls: ssl.SSLContext | None, proxy: tuple[str, list[tuple[bytes, bytes]]] | None, connections: int
@@ -242,7 +248,7 @@ class Transport(httpx.BaseTransport):
         kept: dict[str, Any] = {
             "ssl_context": tls,
             "max_connections": connections,
-            "max_keepalive_connections": 4,
+            "max_keepalive_connections": KEPT,
             "keepalive_expiry": 5.0,
             "network_backend": Backend(),
         }
@@ -253,19 +259,37 @@ class Transport(httpx.BaseTransport):
         )
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        url = request.url
-        asked = httpcore.Request(
-            method=request.method,
-            url=httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
-            headers=request.headers.raw,
-            content=request.stream,
-            extensions=request.extensions,
-        )
         with _as_httpx():
-            reply = self._pool.handle_request(asked)
+            reply = self._answered(request)
         return httpx.Response(
             reply.status, headers=reply.headers, stream=_Content(reply.stream), extensions=reply.extensions
         )
+
+    def _answered(self, request: httpx.Request) -> httpcore.Response:
+        """The head of the answer. What fails on a new connection fails for good."""
+        opened: list[str] = []
+
+        def follow(event: str, _: object) -> None:
+            if event.startswith("connection."):  # httpcore's events of opening one, plain or by TLS
+                opened.append(event)
+
+        url = request.url
+        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        for kept in range(KEPT, -1, -1):
+            asked = httpcore.Request(
+                method=request.method,
+                url=target,
+                headers=request.headers.raw,
+                content=request.stream,
+                extensions={**request.extensions, "trace": follow},
+            )
+            try:
+                return self._pool.handle_request(asked)
+            except (httpcore.NetworkError, httpcore.RemoteProtocolError) as error:
+                silent = isinstance(error, httpcore.NetworkError) or "disconnected" in str(error)
+                if opened or not kept or not silent:
+                    raise
+        raise AssertionError("the last try returns or raises")
 
     def close(self) -> None:
         self._pool.close()
