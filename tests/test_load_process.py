@@ -20,8 +20,8 @@ import pytest
 
 from flatout.load import clock as clock_module
 from flatout.load import process
-from flatout.load.child import SPARE_FILES, allow_files
 from flatout.load.clock import Clock
+from flatout.load.files import SPARE_FILES, allow_files
 from flatout.load.job import Endpoint, Job, Stream, Timeouts
 from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import CUT, OK

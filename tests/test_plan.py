@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.plan import Limits, estimate, need, plan, resolve
+from flatout.plan import Limits, estimate, need, plan, resolve, within
 from flatout.suite import SUITES
 
 FULL = SUITES["full"]
@@ -94,3 +94,16 @@ def test_a_plan_is_whole_and_true(ctx: list, at_once: list, length: int | None, 
     assert known == sorted(known)
     made = estimate(cells, suite)
     assert made.cells == len(cells) and made.measured == sum(c.verdict == "measure" for c in cells)
+
+
+def test_more_connections_than_this_machine_may_open_are_not_tried() -> None:
+    cells = plan(FULL, Limits(model_length=262144, max_running=2))
+    assert within(cells, None) == cells == within(cells, max(FULL.concurrency))
+    most = within(cells, 4)
+    for before, after in zip(cells, most, strict=True):
+        changed = before.verdict == "measure" and before.concurrency > 4
+        assert (after != before) == changed
+        if changed:
+            assert (after.verdict, after.will_queue, after.need_tokens) == ("not_run", False, before.need_tokens)
+            assert after.reason is not None and f"4 simultaneous requests, not {before.concurrency}" in after.reason
+    assert max(cell.concurrency for cell in most if cell.verdict == "measure") == 4

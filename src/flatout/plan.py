@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from flatout.suite import Context, K, Suite, label
@@ -168,6 +168,24 @@ def verdict_of(
             f"{sum_} = {needed:,} tokens of KV cache are needed; the server holds {limits.kv_tokens:,}",
         )
     return "measure", None
+
+
+def within(cells: list[PlannedCell], most_streams: int | None) -> list[PlannedCell]:
+    """The same cells, without those that need more connections than this machine may open (None: no limit): told
+    beforehand, they cost no warming."""
+    return [
+        replace(cell, verdict="not_run", reason=_too_many(cell.concurrency, most_streams), will_queue=False)
+        if cell.verdict == "measure" and most_streams is not None and cell.concurrency > most_streams
+        else cell
+        for cell in cells
+    ]
+
+
+def _too_many(streams: int, most: int) -> str:
+    return (
+        f"this machine's limit of open files allows {most:,} simultaneous requests, not {streams:,}: raise it "
+        "(`ulimit -Hn`), or ask for fewer"
+    )
 
 
 @dataclass(frozen=True, slots=True)

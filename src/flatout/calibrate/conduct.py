@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from flatout.calibrate.bench import SceneError, measure
 from flatout.calibrate.scenes import Scene, events_scene, known_speeds, streams_scene
 from flatout.calibrate.sender import senders
 from flatout.calibration import Calibration, Limit, Point, machine_key, save
+from flatout.load.files import most_streams
 from flatout.load.process import LoadError, LoadPool
 from flatout.rig import RigHandle
 
@@ -32,7 +32,6 @@ NARROW: Final = 1.15
 """The search ends when the least rate that failed is so close to the largest that did not."""
 STREAMS: Final = (512, 1024, 2048)
 STREAMS_EVENTS_S: Final = 20_000.0
-_SPARE_FILES: Final = 64
 _RESERVED: Final = 10  # scenes' time that second goes of known speeds leave for the search of the limits
 
 
@@ -228,8 +227,8 @@ class _Go:
 
 
 def _files_for(streams: int) -> bool:
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    return hard == resource.RLIM_INFINITY or hard >= streams + _SPARE_FILES
+    most = most_streams(1)
+    return most is None or streams <= most
 
 
 class _Nothing:

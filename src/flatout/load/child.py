@@ -16,6 +16,7 @@ from flatout.load import priority
 from flatout.load.clock import Clock
 from flatout.load.connection import Address, Route, tls_context
 from flatout.load.driver import Driver
+from flatout.load.files import SPARE_FILES, allow_files
 from flatout.load.job import Job, Status, Stream
 from flatout.load.loop import BATCH, Loop
 from flatout.load.messages import (
@@ -51,8 +52,6 @@ LOOK_NS: Final = 400_000_000
 DRAIN_ROUNDS: Final = 3
 HAND_OVER_S: Final = 60.0
 """So long the parent may take over a piece of the samples before it counts as gone."""
-SPARE_FILES: Final = 16
-"""Files open besides two connections a stream: the parent, the poller, a look-up, what is being closed."""
 _IO_BYTES: Final = 1 << 20
 
 Found = tuple[list[Address], str | None]
@@ -263,23 +262,6 @@ class Child:
             )
         )
         self._driver = self._loop.driver = self._resolved = None
-
-
-def allow_files(wanted: int) -> None:
-    """Raises this process's limit of open files so that `wanted` fit. Raises ValueError if the system forbids it."""
-    try:
-        import resource
-    except ImportError:
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    if hard != resource.RLIM_INFINITY and hard < wanted:
-        raise ValueError(
-            f"{wanted} open files are needed for this many connections, and the system allows {hard}: raise the hard "
-            "limit (`ulimit -Hn`), or ask for fewer requests at once"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def resolve(job: Job, answer: queue.SimpleQueue[Found]) -> None:

@@ -17,8 +17,9 @@ from flatout import record as rec
 from flatout.calibration import load_latest
 from flatout.flags import Status
 from flatout.host.telemetry import Sampler
+from flatout.load.files import most_streams
 from flatout.load.process import LoadPool
-from flatout.plan import Limits, PlannedCell, plan
+from flatout.plan import Limits, PlannedCell, plan, within
 from flatout.prompt.book import PromptBook
 from flatout.prompt.text import Corpus
 from flatout.run import burst, resume, sends
@@ -177,8 +178,10 @@ def planned_cells(target: Target, options: Options) -> tuple[list[PlannedCell], 
     room = room_facts(target, options)
     limits = limits_of(room)
     if options.requests is not None:
-        return burst.plan(options.suite, limits, options.requests), limits, room
-    return plan(options.suite, limits, max_concurrency=options.max_concurrency), limits, room
+        cells = burst.plan(options.suite, limits, options.requests)
+    else:
+        cells = plan(options.suite, limits, max_concurrency=options.max_concurrency)
+    return within(cells, most_streams(_processes(options, cells))), limits, room
 
 
 def _processes(options: Options, planned: list[PlannedCell]) -> int:
