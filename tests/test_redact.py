@@ -360,6 +360,7 @@ VARIABLES = st.sampled_from(["HF_TOKEN", "OPENAI_API_KEY", "MY_KEY", "DB_SECRET"
 
 
 @given(SECRETS, FLAGS, st.booleans())
+@example("//0000", "-k", True)
 def test_no_secret_survives_in_argv(secret: str, flag: str, joined: bool) -> None:
     assume(not (flag == "-k" and "://" in secret))
     argv = ["run", "--port", "1", *([f"{flag}={secret}"] if joined else [flag, secret]), "--tp", "2"]
@@ -369,6 +370,8 @@ def test_no_secret_survives_in_argv(secret: str, flag: str, joined: bool) -> Non
     assert R.argv(clean) == clean
 
 
+@example("//0000", "-k", "HF_TOKEN", "{flag}={q}")
+@example("//0000", "-k", "HF_TOKEN", "--env={var}={q}")
 @given(
     SECRETS,
     FLAGS,

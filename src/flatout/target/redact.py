@@ -74,7 +74,7 @@ _NOT_A_VALUE = re.compile(
     r"(?i)(?:--|(?:-[a-z]|to|or|and|is|for|with|in|was|the|a|an|of|flag|option|argument|must|requires|if|are)(?=\s|$))"
 )
 _PROSE_TOKEN = re.compile(r"(?i)(?:unexpected|unknown|invalid|special|illegal|bad|eos|bos|next|first|last|per) $")
-_WORD = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,79})(=|\s{0,8}:\s{0,8})(?!//)(?=\S)", re.DOTALL)
+_WORD = re.compile(r"(-{0,2}[A-Za-z_][\w.-]{0,79})(=|\s{0,8}:\s{0,8}(?!//))(?=\S)", re.DOTALL)
 _URL = re.compile(
     r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]{1,20}://)((?:<(?:redacted|address|host|user|email)>|[^\s\"'<>\\`])+)"
 )
