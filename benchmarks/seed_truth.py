@@ -26,6 +26,7 @@ from flatout.run.warmup import GO_S
 from flatout.suite import Suite
 
 Mask = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 SEED: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "seed"
 PAGE: Final = SEED / "speed-test.json"
 EXPECTED: Final = SEED / "expected.toml"
@@ -207,10 +208,22 @@ def log_ttft_ms(part: Part, samples: Samples, came: Mask, waiting: Mask | None =
 def intake_ms(part: Part, samples: Samples, chosen: Mask) -> float:
     """Median time from a request's first byte sent to its last byte at the rig: long prompts on new connections wait
     for the rig to read."""
-    number = {rid: i for i, rid in enumerate(part.truth.rid)}
-    at = np.flatnonzero(chosen)
-    rows = [number[samples.request_ids[i]] for i in at]
-    return float(np.median(part.truth.arrival_ns[rows] - samples.send_ns[at])) / 1e6 if rows else 0.0
+    rows = log_rows(part.truth, samples, chosen)
+    waits = part.truth.arrival_ns[rows] - samples.send_ns[np.flatnonzero(chosen)]
+    return float(np.median(waits)) / 1e6 if len(rows) else 0.0
+
+
+def first_late_ms(part: Part, samples: Samples, chosen: Mask) -> float:
+    """Median time by which the first tokens of these requests left the rig behind its schedule."""
+    truth, rows = part.truth, log_rows(part.truth, samples, chosen)
+    firsts = np.isin(truth.event_request, rows) & np.isin(truth.event_ns, truth.first_ns[rows])
+    return float(np.median(truth.event_late_us[firsts])) / 1e3 if firsts.any() else 0.0
+
+
+def log_rows(truth: Truth, samples: Samples, chosen: Mask) -> Ints:
+    """The log's numbers of the chosen requests, in the order of the samples."""
+    number = {rid: i for i, rid in enumerate(truth.rid)}
+    return np.array([number[samples.request_ids[i]] for i in np.flatnonzero(chosen)], dtype=np.int64)
 
 
 def ttft_requests(cell: Cell, samples: Samples) -> tuple[Mask, Mask]:
@@ -351,9 +364,12 @@ def disturbance(part: Part, cell: Cell) -> str | None:
         words.append(f"the rig was {np.percentile(late, 99):.0f} ms late (p99)")
     assert cell.samples is not None and cell.decode is not None
     samples = Samples.read(part.directory / cell.samples)
-    intake = intake_ms(part, samples, ttft_requests(cell, samples)[0])
+    timed = ttft_requests(cell, samples)[0]
+    intake, first_late = intake_ms(part, samples, timed), first_late_ms(part, samples, timed)
     if intake > max(TIME_SPARE_MS, INTAKE_SHARE * (cell.decode.ttft_ms.p50 or 0.0)):
         words.append(f"requests took {intake:.1f} ms to the rig (median)")
+    if first_late > TIME_SPARE_MS:
+        words.append(f"first tokens left the rig {first_late:.1f} ms late (median)")
     words += [flag.detail for flag in cell.flags if flag.name == Flag.CLIENT_LIMITED]
     return "; ".join(words) or None
 
@@ -361,11 +377,8 @@ def disturbance(part: Part, cell: Cell) -> str | None:
 def prefill_disturbance(part: Part, cell: Cell) -> str | None:
     """As `disturbance`, for cold prompts: how late their first tokens left the rig, in the median."""
     assert cell.samples is not None
-    ours = set(Samples.read(part.directory / cell.samples).request_ids)
-    truth = part.truth
-    rows = np.array([i for i, rid in enumerate(truth.rid) if rid in ours])
-    firsts = np.isin(truth.event_request, rows) & np.isin(truth.event_ns, truth.first_ns[rows])
-    late = float(np.median(truth.event_late_us[firsts])) / 1e3 if firsts.any() else 0.0
+    samples = Samples.read(part.directory / cell.samples)
+    late = first_late_ms(part, samples, samples.first_token_ns >= 0)
     return f"first tokens left the rig {late:.1f} ms late (median)" if late > TIME_SPARE_MS else None
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.seed_truth import server_status
+
 from flatout.engine.start import EngineHandle
 from flatout.load.samples import Samples
 from flatout.record import Cell, Record
@@ -57,6 +59,12 @@ def measure(server: RigHandle | EngineHandle, results: Path, control: Control | 
     made = Options(**{"url": server.url, "results": results, "suite": QUICK, "warmup": False, **options})
     record, directory = conduct.run(made, events.append, control or Control())
     return Run(record, directory, server.log() if isinstance(server, RigHandle) else None, events)
+
+
+def status(cell: Cell) -> str:
+    """The cell's status without what this machine did to the reader: a doubt for `client_limited` alone is true here,
+    and says nothing of the server, which a test of the server's statuses is about."""
+    return server_status(cell, max_running=cell.concurrency, disturbed=False)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from benchmarks import coverage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.measure import interval
 from flatout.measure.interval import (
     LEAST_TOKENS,
     batch_interval,
@@ -124,6 +125,18 @@ def test_a_quantiles_interval_holds_it_and_is_made_of_the_values(raw: list[tuple
     made = quantile(values, weights, np.zeros(len(raw), dtype=bool), q)
     assert made is not None and found[0] <= made[0] + 0.5 and found[1] >= made[0] - 0.5
     assert found[0] in values and found[1] in values
+
+
+@pytest.mark.parametrize(("told", "used"), [(36.0, 36.0), (50.0, 36.0), (54.0, 36.0), (72.0, 54.0), (1000.0, 982.0)])
+def test_a_number_that_is_just_enough_is_not_taken_at_its_word(
+    told: float, used: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """p90 needs 36 independent samples; an estimate says so above all in the windows in which it is too high."""
+    monkeypatch.setattr(interval._Ordered, "independent", lambda self, value: told)
+    values = np.arange(100_000.0)
+    (found,) = quantile_intervals(values, np.ones(100_000), np.arange(100_000) // 1000, 100, [0.9], what="gaps")
+    shares = interval._fractions(used, 0.9)
+    assert shares is not None and found == pytest.approx(tuple(100_000 * s for s in shares), abs=2)
 
 
 def test_copies_of_one_step_count_once() -> None:
