@@ -6,6 +6,7 @@ import contextlib
 import json
 import socket
 import ssl
+import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -64,6 +65,10 @@ class Peer:
     def send(self, data: bytes) -> None:
         self.sends.append((time.monotonic_ns(), data))
         self.sock.sendall(data)
+
+    def token_sends_ns(self) -> list[int]:
+        """When each event with a token began to be sent."""
+        return [t for t, data in self.sends if b'" t' in data]
 
     def stream(self, events: Sequence[bytes], gap_s: float = 0.0) -> None:
         """A whole chunked answer, an event a send."""
@@ -213,6 +218,24 @@ def job(
         streams=lanes or (Stream(body=body, asked_tokens=16),) * streams,
         **more,  # type: ignore[arg-type]
     )
+
+
+def soon(check: Callable[[], bool], within_s: float = 10.0) -> bool:
+    """Whether check() comes true within so long."""
+    end = time.monotonic() + within_s
+    while not check():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def stamped_promptly(stamps_ns: Sequence[int], sends_ns: Sequence[int], within_ns: int) -> bool:
+    """Whether each stamp lies closely behind its own send (in the median), or, where a reader that was held up took
+    several sends at once, behind a later one; and none before its own."""
+    own = [t - b for t, b in zip(stamps_ns, sends_ns, strict=True)]
+    late = [any(0 <= t - b < within_ns for b in sends_ns[i:]) for i, t in enumerate(stamps_ns)]
+    return min(own) >= 0 and statistics.median(own) < within_ns and all(late)
 
 
 def run_once(pool: LoadPool, asked: Job, timeout_s: float) -> Outcome:

@@ -10,6 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+import numpy.typing as npt
+
+from flatout.rig import Truth
+
+F64 = npt.NDArray[np.float64]
 TIMEOUT_S = 20.0
 
 
@@ -198,6 +204,21 @@ def wait_for(check: Any, timeout_s: float = 10.0) -> None:
     while not check():
         assert time.monotonic() < end, "waited too long"
         time.sleep(0.01)
+
+
+def due_spans_s(truth: Truth) -> F64:
+    """Seconds from each request's first token to its last as the rig's schedule has them: what held the rig up for a
+    moment is in its log too (`event_late_us`), and taken off."""
+    due = truth.event_ns - truth.event_late_us.astype(np.int64) * 1000
+    assert np.all(truth.event_late_us >= 0), "nothing leaves before its time"
+    return np.array([np.ptp(due[truth.event_request == r]) / 1e9 for r in range(len(truth.rid))])
+
+
+def due_ttft_ms(truth: Truth) -> F64:
+    """Time to each request's first token by the rig's schedule, from the request's arrival."""
+    due = truth.event_ns - truth.event_late_us.astype(np.int64) * 1000
+    first = np.array([due[truth.event_request == r].min() for r in range(len(truth.rid))])
+    return np.asarray((first - truth.arrival_ns) / 1e6)
 
 
 def metrics(url: str) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -53,12 +53,34 @@ def suite(**changes: Any) -> Suite:
     return replace(QUICK, **changes)
 
 
-def measure(server: RigHandle | EngineHandle, results: Path, control: Control | None = None, **options: Any) -> Run:
-    """flatout's own path from options to record, in this process, without a view."""
+def measure(
+    server: RigHandle | EngineHandle,
+    results: Path,
+    control: Control | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+    **options: Any,
+) -> Run:
+    """flatout's own path from options to record, in this process, without a view; `on_event` hears what goes on."""
     events: list[Event] = []
+
+    def hear(event: Event) -> None:
+        events.append(event)
+        on_event(event)
+
     made = Options(**{"url": server.url, "results": results, "suite": QUICK, "warmup": False, **options})
-    record, directory = conduct.run(made, events.append, control or Control())
+    record, directory = conduct.run(made, hear, control or Control())
     return Run(record, directory, server.log() if isinstance(server, RigHandle) else None, events)
+
+
+def total_is_the_logs(run: Run, cell_id: str, within: float) -> bool:
+    """Whether the cell's total is that of the rig's log. An event that was sent less than 50 µs before one of the
+    window's borders may have arrived on either side of it."""
+    cell, border_ns = run.cell(cell_id), 50_000
+    assert cell.window is not None and cell.decode is not None and cell.decode.total_tok_s.value is not None
+    t0, t1 = cell.window.open_ns, cell.window.close_ns
+    fewest, most = run.truth.tokens_between(t0, t1 - border_ns), run.truth.tokens_between(t0 - border_ns, t1)
+    tokens = cell.decode.total_tok_s.value * (t1 - t0) / 1e9
+    return fewest * (1 - within) <= tokens <= most * (1 + within)
 
 
 def status(cell: Cell) -> str:

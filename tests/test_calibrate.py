@@ -240,8 +240,11 @@ def frozen(pid: int, after_s: float, for_s: float) -> Iterator[None]:
 def test_a_client_that_does_not_read_is_told_from_a_rig_that_does_not_send() -> None:
     scene = Scene("8 × 100", "scale", 8, 100.0, lean=True, answers_s=30.0)
     with lean(RigConfig(), cores={0}) as rig, LoadPool(1) as pool:
-        with frozen(pool.pids[0], 1.0, 1.5):
-            slow_client = bench.measure(scene, rig, pool, 3.0)
+        for _ in range(2):  # once more where the whole machine stood still, and the rig with it
+            with frozen(pool.pids[0], 1.0, 1.5):
+                slow_client = bench.measure(scene, rig, pool, 3.0)
+            if (slow_client.sender_late_p99_us or 0.0) < 100_000:
+                break
         with frozen(rig.pid, 1.0, 1.5):
             slow_rig = bench.measure(scene, rig, pool, 3.0)
     assert not slow_client.trusted and slow_client.held_by == "client"

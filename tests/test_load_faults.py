@@ -88,7 +88,7 @@ def test_one_sentence_each(pool: LoadPool, wire: bytes, said: str) -> None:
 
 
 def test_answers_without_an_end(pool: LoadPool) -> None:
-    def endless(begin: bytes, more: bytes) -> Outcome:
+    def endless(begin: bytes, more: bytes, total_s: float = 5.0) -> Outcome:
         def script(peer: Peer) -> None:
             peer.send(begin)
             for _ in range(200):
@@ -96,14 +96,14 @@ def test_answers_without_an_end(pool: LoadPool) -> None:
                 time.sleep(0.005)
 
         with serving(script) as server:
-            return run_once(pool, job(server.port, timeouts=Timeouts(total_s=0.7)), 5)
+            return run_once(pool, job(server.port, timeouts=Timeouts(total_s=total_s)), 10)
 
     assert "head of the server's answer is longer than 1024 KiB" in words(
         endless(b"HTTP/1.1 200 OK\r\n", b"A: b\r\n" * 20000)
     )
     page = words(endless(b"HTTP/1.1 500 Oops\r\n\r\n", b"no " * 30000))
     assert page.startswith("HTTP 500: no no no")
-    assert "not finished within" in words(endless(b"HTTP/1.1 200 OK\r\n\r\n", b"<p>" * 30000))
+    assert "not finished within" in words(endless(b"HTTP/1.1 200 OK\r\n\r\n", b"<p>" * 30000, 0.7))
 
 
 def test_an_error_in_a_stream_that_stays_open_ends_it(pool: LoadPool) -> None:
@@ -167,7 +167,7 @@ def test_a_refusal_is_respected_and_sent_again(pool: LoadPool, status: int) -> N
     s = outcome.samples
     assert s.outcome.tolist() == [REFUSED, OK] and s.http_status.tolist() == [status, 200]
     assert (status_now.rate_limited, status_now.failed, status_now.finished) == (1, 0, 1)
-    assert 1.0 <= (s.send_ns[1] - s.end_ns[0]) / 1e9 < 1.5
+    assert 1.0 <= (s.send_ns[1] - s.end_ns[0]) / 1e9 < 5
     assert s.error_texts[s.error[0]] == f"HTTP {status}: slow down"
 
 
@@ -183,7 +183,7 @@ def test_a_refusal_with_a_date_and_one_beyond_the_limit(pool: LoadPool) -> None:
     with serving(script) as server:
         s = run_once(pool, job(server.port, max_retry_after_s=0.3), 5).samples
     assert s.outcome.tolist() == [REFUSED, REFUSED, OK]
-    assert all(0.3 <= (s.send_ns[i + 1] - s.end_ns[i]) / 1e9 < 0.6 for i in range(2))
+    assert all(0.3 <= (s.send_ns[i + 1] - s.end_ns[i]) / 1e9 < 5 for i in range(2))
 
 
 def test_refusals_without_a_word_are_never_stormed(pool: LoadPool) -> None:
@@ -332,7 +332,7 @@ def test_a_server_killed_in_the_middle(pool: LoadPool) -> None:
 def test_a_silent_server_is_cut_on_stop(pool: LoadPool) -> None:
     with serving(lambda p: time.sleep(2)) as server:
         pool.start(job(server.port, 2, mode="closed"))
-        status = pool.wait(0.5)
+        status = pool.wait(10, until=lambda s: s.sent == 2)
         assert (status.in_flight, status.started, status.sent) == (2, 0, 2)
         outcome = pool.stop()
     s = outcome.samples

@@ -27,7 +27,7 @@ from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import CUT, OK
 from flatout.load.watch import Watch
 from flatout.target.openai import Shape, body
-from tests.load_server import Server, answer, job, run_once, serving
+from tests.load_server import Server, answer, job, run_once, serving, stamped_promptly
 
 ROOT = Path(__file__).parents[1]
 
@@ -369,20 +369,19 @@ def test_a_wall_clock_set_in_the_middle_breaks_nothing(monkeypatch: pytest.Monke
     with serving(lambda p: p.stream(answer(120), 0.005)) as server, LoadPool() as pool:
         outcome = run_once(pool, job(server.port), 10)
     s = outcome.samples
-    sent = [t for t, data in server.peers[0].sends if b'" t' in data]
     assert outcome.checks[0].realtime_offset_steps == 1
-    assert all(0 <= t - b < 20_000_000 for t, b in zip(s.t_ns, sent, strict=True))
+    assert stamped_promptly(s.t_ns, server.peers[0].token_sends_ns(), 20_000_000)
 
 
 # what it says about itself
 
 
 def test_self_check() -> None:
-    with serving(lambda p: p.stream(answer(50), 0.005)) as server, LoadPool(cores=[0]) as pool:
+    with serving(lambda p: p.stream(answer(12), 0.025)) as server, LoadPool(cores=[0]) as pool:
         assert psutil.Process(pool.pids[0]).cpu_affinity() == [0]
         outcome = run_once(pool, job(server.port, 4), 10)
     check = outcome.checks[0]
-    assert 4 * 50 <= check.reads <= 4 * 60 and check.gc_pauses == 0
+    assert 4 * 12 <= check.reads <= 4 * 20 and check.gc_pauses == 0
     assert 0 < check.cpu_s < check.wall_s < 5
     if check.clock == "kernel":
         assert check.lag_p50_ns is not None and check.lag_worst_ns is not None and check.lag_p99_ns is not None

@@ -208,7 +208,7 @@ def test_events_in_one_tls_record_share_a_stamp(pool: LoadPool, tls: ssl.SSLCont
         peer.send(SSE_HEAD + chunk(event("a")))
         time.sleep(0.05)
         peer.send(chunk(event("b")) + chunk(event("c")))
-        time.sleep(0.02)
+        time.sleep(0.3)
         peer.send(b"".join(map(chunk, answer(0))) + END)
 
     with serving(script, tls=tls) as server:

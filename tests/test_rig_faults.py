@@ -10,7 +10,7 @@ import pytest
 
 from flatout.rig import RigConfig, RigHandle, running
 from flatout.rig.handle import RigError
-from tests.rig_client import Client, chat, complete, get, post, start_stream, wait_for
+from tests.rig_client import Client, chat, complete, due_spans_s, get, post, start_stream, wait_for
 
 
 def fast(**knobs: Any) -> RigConfig:
@@ -248,7 +248,7 @@ def test_early_stop_ignores_ignore_eos() -> None:
 
 
 def test_slow_headers_hold_everything_back() -> None:
-    with running(fast(headers_delay_ms=300)) as rig:
+    with running(fast(headers_delay_ms=2000)) as rig:
         client = start_stream(rig.url, 10)
         assert silent(client, 0.2)
         client.sock.settimeout(10)
@@ -256,7 +256,7 @@ def test_slow_headers_hold_everything_back() -> None:
         client.close()
         truth = rig.log()
     assert answer.done and len(answer.texts()) == 11
-    assert truth.ttft_ms()[0] >= 290
+    assert truth.ttft_ms()[0] >= 1990
 
 
 # -- answers that are none ---------------------------------------------------------------------------------------------
@@ -359,6 +359,6 @@ def test_leftovers_make_the_next_streams_slower() -> None:
         rig_with_profile_leftovers(rig)
         complete(rig.url, 51)
         truth = rig.log()
-    alone, crowded = ((truth.last_ns - truth.first_ns) / 1e9)[[0, -1]]
-    assert crowded > 0.48 > alone
+    alone, crowded = due_spans_s(truth)[[0, -1]]
+    assert crowded > 0.48 and alone < 0.06
     assert truth.running_mean(truth.first_ns[-1], truth.last_ns[-1]) == pytest.approx(11, abs=0.1)
