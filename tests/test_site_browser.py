@@ -405,6 +405,22 @@ def test_no_page_scrolls_sideways(browser: Any, site: Served) -> None:
                 assert tab.page.evaluate("document.documentElement.scrollWidth") <= wide, (path, wide)
 
 
+@pytest.mark.parametrize("trust", ["good", "noted", "doubtful"])
+def test_a_runs_values_stand_at_one_height_on_a_phone(browser: Any, site: Served, trust: str) -> None:
+    """The pages' lists of notes are of a class `notes`, which as a class of a run's trust moved "1 note" down."""
+    apart = """trust => [...document.querySelectorAll('.runs tbody tr')].map(row => {
+        const [told, cells] = [row.querySelector('.trust'), row.querySelector('[data-l="Cells"] .soft')];
+        told.className = 'trust ' + trust;
+        return Math.abs(told.getBoundingClientRect().bottom - cells.getBoundingClientRect().bottom);
+    })"""
+    parts = (Path(workshop.__file__).parents[1] / "templates" / "parts.html").read_text()
+    assert f'<span class="trust {trust}">' in parts
+    with Tab(browser, site, size=PHONE) as tab:
+        tab.open("/")
+        found = tab.page.evaluate(apart, trust)
+        assert found and max(found) < 4, found
+
+
 def test_everything_is_reached_by_keyboard(browser: Any, site: Served) -> None:
     with Tab(browser, site) as tab:
         tab.open("/")
