@@ -6,7 +6,6 @@ import contextlib
 import json
 import socket
 import ssl
-import statistics
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -228,14 +227,6 @@ def soon(check: Callable[[], bool], within_s: float = 10.0) -> bool:
             return False
         time.sleep(0.005)
     return True
-
-
-def stamped_promptly(stamps_ns: Sequence[int], sends_ns: Sequence[int], within_ns: int) -> bool:
-    """Whether each stamp lies closely behind its own send (in the median), or, where a reader that was held up took
-    several sends at once, behind a later one; and none before its own."""
-    own = [t - b for t, b in zip(stamps_ns, sends_ns, strict=True)]
-    late = [any(0 <= t - b < within_ns for b in sends_ns[i:]) for i, t in enumerate(stamps_ns)]
-    return min(own) >= 0 and statistics.median(own) < within_ns and all(late)
 
 
 def run_once(pool: LoadPool, asked: Job, timeout_s: float) -> Outcome:

@@ -167,7 +167,7 @@ def test_a_refusal_is_respected_and_sent_again(pool: LoadPool, status: int) -> N
     s = outcome.samples
     assert s.outcome.tolist() == [REFUSED, OK] and s.http_status.tolist() == [status, 200]
     assert (status_now.rate_limited, status_now.failed, status_now.finished) == (1, 0, 1)
-    assert 1.0 <= (s.send_ns[1] - s.end_ns[0]) / 1e9 < 5
+    assert 1.0 <= (s.send_ns[1] - s.end_ns[0]) / 1e9 < 1.5
     assert s.error_texts[s.error[0]] == f"HTTP {status}: slow down"
 
 
@@ -183,7 +183,7 @@ def test_a_refusal_with_a_date_and_one_beyond_the_limit(pool: LoadPool) -> None:
     with serving(script) as server:
         s = run_once(pool, job(server.port, max_retry_after_s=0.3), 5).samples
     assert s.outcome.tolist() == [REFUSED, REFUSED, OK]
-    assert all(0.3 <= (s.send_ns[i + 1] - s.end_ns[i]) / 1e9 < 5 for i in range(2))
+    assert all(0.3 <= (s.send_ns[i + 1] - s.end_ns[i]) / 1e9 < 0.6 for i in range(2))
 
 
 def test_refusals_without_a_word_are_never_stormed(pool: LoadPool) -> None:

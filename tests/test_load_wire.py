@@ -23,7 +23,6 @@ from tests.load_server import (
     run_once,
     serving,
     soon,
-    stamped_promptly,
 )
 
 
@@ -47,7 +46,9 @@ def test_a_usual_answer(pool: LoadPool) -> None:
     assert s.finish_names == ["stop"] and s.asked_tokens[0] == 16 and s.arrival_count[0] == 5
     assert s.connect_ns[0] > 0 and outcome.launch_ns <= s.send_ns[0] < s.first_byte_ns[0] < s.first_token_ns[0]
     assert s.first_token_ns[0] == s.first_answer_ns[0] == s.t_ns[0] and s.last_token_ns[0] == s.t_ns[-1] < s.end_ns[0]
-    assert stamped_promptly(s.t_ns, server.peers[0].token_sends_ns(), 10_000_000)
+    # each stamp lies behind the moment at which the server began to send that event, and before the next one
+    sent = server.peers[0].token_sends_ns()
+    assert all(0 <= t - b < 10_000_000 for t, b in zip(s.t_ns, sent, strict=True))
 
 
 def test_the_request_on_the_wire(pool: LoadPool) -> None:
@@ -159,7 +160,7 @@ def test_connection_close_opens_the_next_one_meanwhile(pool: LoadPool) -> None:
         s = run_once(pool, job(server.port, mode="closed", max_requests=3), 5).samples
     assert s.outcome.tolist() == [OK] * 3
     assert opened[:2] == [2, 3]  # while the answer was running
-    assert (s.send_ns[1:] - s.end_ns[:-1]).min() < 20_000_000
+    assert ((s.send_ns[1:] - s.end_ns[:-1]) < 20_000_000).all()
 
 
 def test_ten_megabytes_in_one_event(pool: LoadPool) -> None:
@@ -249,7 +250,7 @@ def test_a_closed_loop_goes_on_at_once_until_it_is_stopped(pool: LoadPool) -> No
         mine = np.flatnonzero(s.stream == stream)
         assert s.round[mine].tolist() == list(range(len(mine)))
         assert (s.connect_ns[mine[1:]] == -1).all()  # kept alive
-        assert np.median(s.send_ns[mine[1:]] - s.end_ns[mine[:-1]]) < 20_000_000
+        assert ((s.send_ns[mine[1:]] - s.end_ns[mine[:-1]]) < 20_000_000).all()
     cut = s.outcome == CUT
     assert (s.error[cut] == -1).all() and (s.end_ns[cut] >= s.last_token_ns[cut]).all()
     assert server.connections == 4
