@@ -20,9 +20,9 @@ import psutil
 
 from flatout.load.job import Endpoint, Job, Stream, Timeouts
 from flatout.load.process import LoadPool, Outcome
+from flatout.protocol import Shape, body
 from flatout.rig import RigConfig, running
 from flatout.rig.truth import SENT, Truth
-from flatout.target.openai import Shape, body
 
 RID = "0" * 40
 COLUMNS = (

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.seed_truth import server_status
 
-from flatout.engine.start import EngineHandle
+from flatout.demo.start import EngineHandle
 from flatout.load.samples import Samples
 from flatout.record import Cell, Record
 from flatout.rig import RigConfig, RigHandle, Truth, running

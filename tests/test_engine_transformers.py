@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from flatout import record as rec
-from flatout.prompt.text import generate
-from flatout.target.detect import Target, connect
-from flatout.target.probe import probe
+from flatout.engines.detect import Target, connect
+from flatout.engines.probe import probe
+from flatout.prompts.text import generate
 from tests.engines import serving as s
 
 pytestmark = [pytest.mark.transformers, pytest.mark.timeout(600)]

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from flatout import record as rec
-from flatout.prompt.text import generate
-from flatout.target.base import Live
-from flatout.target.detect import Target, connect
-from flatout.target.probe import probe
+from flatout.engines.base import Live
+from flatout.engines.detect import Target, connect
+from flatout.engines.probe import probe
+from flatout.prompts.text import generate
 from tests.engines import serving as s
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]

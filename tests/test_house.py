@@ -1,4 +1,4 @@
-"""The house stands: who may import whom, how long a file and a function may be, what the load core may load."""
+"""The house stands: who may import whom, no circles, how much code a room holds, what the load core may load."""
 
 from __future__ import annotations
 
@@ -7,103 +7,88 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
-
-import pytest
 
 from flatout.record import schema
-
-ROOT = Path(__file__).parents[1]
-SOURCE = ROOT / "src" / "flatout"
-FILES = sorted(p for p in SOURCE.rglob("*.py"))
+from tests import house
 
 BEFORE: dict[str, set[str]] = {
-    "suite": set(),
     "flags": set(),
+    "suite": set(),
     "plan": {"suite"},
-    "target": set(),
-    "host": set(),
-    "prompt": set(),
-    "load": {"target"},  # its event reader and plain values only; see test_the_load_process_loads_nothing_heavy
-    "measure": {"load", "target", "flags"},
-    "record": set(),
-    "rig": set(),
-    "engine": {"prompt"},
-    "run": {"suite", "flags", "plan", "target", "host", "prompt", "load", "measure", "record", "calibration"},
-    "show": {"record", "flags", "suite", "plan", "run", "load", "compare", "lint", "limits", "calibration"},
-    "compare": {"record", "flags", "measure"},
-    "lint": {"record", "flags", "suite", "compare", "limits"},
-    "limits": {"record", "flags"},
+    "record": {"flags"},
+    "metrics": {"record", "flags"},
+    "protocol": set(),
+    "load": {"protocol"},  # plain values only; see test_the_load_process_loads_nothing_heavy
+    "measure": {"record", "flags", "load", "protocol", "engines"},
+    "engines": {"record", "protocol"},
+    "host": {"record"},
     "calibration": {"record", "host"},
-    "calibrate": {"load", "measure", "rig", "target", "run", "record", "host", "flags", "calibration"},
-    "publish": {"record", "target", "show"},  # of target: redaction alone
-    "site": {"record", "flags", "suite", "show", "compare", "lint", "limits", "calibration", "target", "run"},
+    "prompts": set(),
+    "run": {
+        "suite", "flags", "plan", "record", "metrics", "protocol", "load", "measure", "engines", "host", "prompts",
+        "calibration",
+    },
+    "compare": {"record", "flags", "metrics", "measure"},
+    "limits": {"record", "flags", "metrics"},
+    "lint": {"record", "flags", "metrics", "suite", "compare", "limits"},
+    "show": {
+        "record", "flags", "metrics", "suite", "plan", "run", "load", "compare", "lint", "limits", "calibration",
+    },
+    "rig": {"protocol"},
+    "calibrate": {
+        "load", "measure", "rig", "engines", "protocol", "run", "record", "metrics", "host", "flags", "calibration",
+    },
+    "demo": {"prompts"},
+    "publish": {"record", "engines", "show"},
+    "site": {
+        "record", "flags", "metrics", "suite", "show", "compare", "lint", "limits", "calibration", "engines", "run",
+    },
+}  # fmt: skip
+"""Rooms that each room may import, besides itself; `cli` and `__main__` may import all."""
+
+ONLY: dict[tuple[str, str], set[str]] = {
+    ("show", "run"): {"flatout.run.events"},
+    ("show", "load"): {"flatout.load.samples"},
+    ("publish", "engines"): {"flatout.engines.redact"},
+    ("site", "engines"): {"flatout.engines.redact"},
+    ("site", "run"): {"flatout.run.store"},
 }
-"""Rooms that each room may import, besides itself. `show` takes from `run` the events, from `load` the samples only."""
+"""Of some rooms only one thing: show takes the conductor's events and the samples, the site redaction and files."""
 
-TOP = {"cli", "cli_site", "command", "hosting", "reading", "typed", "__main__", "__init__"}
-
-
-def room(path: Path) -> str:
-    first = path.relative_to(SOURCE).parts[0]
-    return first.removesuffix(".py")
-
-
-def imports(path: Path) -> set[str]:
-    """Rooms of flatout that a file imports, anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names: list[str] = []
-        if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            names = [node.module] if node.module != "flatout" else [f"flatout.{a.name}" for a in node.names]
-        elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names]
-        found |= {n.split(".")[1] for n in names if n.startswith("flatout.")}
-    return found - {"__version__"}
+CIRCLES: set[str] = {"show", "site", "rig", "run"}
+OVER: dict[str, int] = {
+    "load/": 2_979, "run/": 2_457, "engines/": 3_387, "compare/, lint/, limits/": 3_215, "show/": 6_612,
+    "rig/, calibrate/": 4_148, "demo/, publish/, cli/": 2_310, "site/": 8_707, "all": 39_130,
+}  # fmt: skip
+"""What is still larger, or still goes round, than docs/architecture.md wants: only ever made smaller."""
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_each_room_knows_only_the_rooms_before_it(path: Path) -> None:
-    here = room(path)
-    if here in TOP:
-        return
-    assert here in BEFORE, f"{here} is no room of the house"
-    assert imports(path) - {here} <= BEFORE[here]
+def test_each_room_knows_only_the_rooms_before_it() -> None:
+    arrows = house.graph()
+    wrong = []
+    for name, others in arrows.items():
+        here = house.room(name)
+        for other in others - {"flatout"}:
+            there = house.room(other)
+            if here in {"cli", "__main__", there}:
+                continue
+            allowed = ONLY.get((here, there), {other})
+            if there not in BEFORE[here] or other not in allowed:
+                wrong.append(f"{name} imports {other}")
+    assert not wrong
+    assert [found for found in house.circles(arrows) if house.room(found[0]) not in CIRCLES] == []
 
 
-def test_show_takes_only_events_from_run() -> None:
-    for path in (SOURCE / "show").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.run"):
-                assert node.module == "flatout.run.events", path
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.load"):
-                assert node.module == "flatout.load.samples", path
-
-
-def test_the_site_takes_only_what_it_may() -> None:
-    """Of the server's side redaction, of the conductor the writing of files: the site measures nothing."""
-    for path in [*(SOURCE / "site").rglob("*.py"), *(SOURCE / "publish").rglob("*.py")]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.target"):
-                assert node.module == "flatout.target.redact", path
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("flatout.run"):
-                assert node.module == "flatout.run.store", path
-
-
-def test_the_rig_shares_no_code_with_load_and_measure() -> None:
-    for path in (SOURCE / "rig").rglob("*.py"):
-        assert not imports(path) & {"load", "measure", "target"}, path
-
-
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(SOURCE)))
-def test_files_and_functions_are_short(path: Path) -> None:
-    text = path.read_text()
-    assert text.count("\n") <= 500, "a file over 500 lines"
-    if room(path) == "cli":
-        return  # a command's signature lists its options
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            assert (node.end_lineno or 0) - node.lineno < 60, f"{node.name} is over 60 lines"
+def test_no_room_is_larger_than_its_idea() -> None:
+    """Also no function: one of over 60 lines is split where its idea splits."""
+    house.main()
+    for line, (code, _) in house.sizes().items():
+        most = house.TOTAL if line == "all" else house.ROOMS[line][1] * 1.1
+        assert code <= max(most, OVER.get(line, 0)), line
+    for path in house.files():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and house.room(house.module(path)) != "cli":
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name} is over 60 lines"
 
 
 def test_the_load_process_loads_nothing_heavy() -> None:
@@ -125,7 +110,7 @@ def test_help_loads_nothing_heavy() -> None:
 
 def test_the_schema_in_the_docs_is_the_records() -> None:
     """`python -m flatout.record > docs/flatout-record-1.schema.json` makes it again."""
-    written = json.loads((ROOT / "docs" / "flatout-record-1.schema.json").read_text())
+    written = json.loads((house.ROOT / "docs" / "flatout-record-1.schema.json").read_text())
     assert written == schema()
 
 

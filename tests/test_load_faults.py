@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from flatout.engines.redact import Redactor
+from flatout.engines.words import tidy
 from flatout.load.job import Stream, Timeouts
 from flatout.load.process import JobRefused, LoadError, LoadPool, Outcome
 from flatout.load.samples import CUT, FAILED, OK, REFUSED
-from flatout.target.redact import Redactor
-from flatout.target.words import tidy
 from tests.load_server import DONE, END, SSE_HEAD, Peer, answer, chunk, event, job, run_once, serving
 
 

@@ -18,7 +18,7 @@ from flatout.load.framing import (
 )
 from flatout.load.job import RID_WIDTH, Endpoint, Proxy
 from flatout.load.lane import Lane, Stream
-from flatout.target.openai import KEPT_CHARS
+from flatout.protocol import KEPT_CHARS
 
 
 def test_head() -> None:

@@ -20,9 +20,9 @@ from flatout.load.pauses import AFTER_NS, KEPT, Pauses
 from flatout.load.process import LoadPool
 from flatout.measure.checks import in_window
 from flatout.measure.verdict import client_limits
+from flatout.protocol import Shape, body
 from flatout.rig import RigConfig, running
 from flatout.run.figures import self_check
-from flatout.target.openai import Shape, body
 from tests.test_measure_verdict import CLEAN, CLEAN_CHECK, only
 
 MS = 1_000_000

@@ -26,7 +26,7 @@ from flatout.load.job import Endpoint, Job, Stream, Timeouts
 from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import CUT, OK
 from flatout.load.watch import Watch
-from flatout.target.openai import Shape, body
+from flatout.protocol import Shape, body
 from tests.load_server import Server, answer, job, run_once, serving
 
 ROOT = Path(__file__).parents[1]
@@ -48,10 +48,7 @@ def test_only_light_parts_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     modules = out.read_text().split()
     ours = {m for m in modules if m.startswith("flatout")}
     assert "flatout.load.loop" in ours
-    assert all(m == "flatout" or m.startswith(("flatout.load", "flatout.target")) for m in ours)
-    assert {m for m in ours if m.startswith("flatout.target")} <= {
-        "flatout.target", "flatout.target.openai", "flatout.target.base"
-    }  # fmt: skip
+    assert all(m in {"flatout", "flatout.protocol"} or m.startswith("flatout.load") for m in ours)
     foreign = {m.split(".")[0] for m in modules} - set(sys.stdlib_module_names) - {"flatout", "__main__"}
     foreign = {m for m in foreign if not m.startswith(("_cython", "cython_runtime", "_distutils_hack", "_virtualenv"))}
     assert foreign - {"typing_extensions"} == {"httptools", "msgspec", "numpy"}  # msgspec or numpy take that one

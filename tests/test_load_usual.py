@@ -16,7 +16,7 @@ from flatout.load import exchange as exchange_module
 from flatout.load.decode import Decoder
 from flatout.load.exchange import Exchange
 from flatout.load.sse import Splitter, single_events
-from flatout.target.openai import read_event, read_usual
+from flatout.protocol import read_event, read_usual
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
 

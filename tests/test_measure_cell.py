@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.engines.base import Live
 from flatout.flags import Flag, Status
 from flatout.load.samples import CUT, FAILED, REFUSED, Samples
 from flatout.measure.cell import (
@@ -17,7 +18,6 @@ from flatout.measure.cell import (
 )
 from flatout.measure.figures import DecodeFigures, Distribution
 from flatout.measure.verdict import decode_verdict, prefill_verdict
-from flatout.target.base import Live
 from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
 
 

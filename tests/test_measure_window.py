@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.engines.base import Live
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
 from flatout.measure import pauses, trace, window
 from flatout.measure.interval import rate_interval
 from flatout.measure.tokens import count
-from flatout.target.base import Live
 from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
 
 

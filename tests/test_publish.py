@@ -29,11 +29,11 @@ import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flatout.engines.redact import Redactor
 from flatout.publish import address, preview, samples, token, words
 from flatout.publish.client import LONGEST_PAUSE_S, Parcel, Site
 from flatout.publish.errors import PublishError, SiteTrouble
 from flatout.record import RecordError, dump, parse
-from flatout.target.redact import Redactor
 from tests import records
 from tests.fake_site import TOKEN, FakeSite, Reply, running
 

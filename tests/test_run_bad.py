@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from flatout.engines.base import TargetError
 from flatout.flags import MEASURED
 from flatout.load.job import Timeouts
 from flatout.record import Record, read
 from flatout.run import conduct
 from flatout.run.events import Control
 from flatout.run.resume import ResumeError
-from flatout.target.base import TargetError
 from tests.rigged import measure, rig, suite
 
 FLATOUT = [sys.executable, "-m", "flatout"]

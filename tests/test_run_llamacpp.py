@@ -12,8 +12,8 @@ import numpy as np
 import psutil
 import pytest
 
-from flatout.engine.model import ensure_model
-from flatout.engine.start import EngineHandle, running
+from flatout.demo.model import ensure_model
+from flatout.demo.start import EngineHandle, running
 from flatout.flags import MEASURED
 from flatout.load.samples import Samples
 from flatout.record import read
@@ -74,7 +74,7 @@ def test_completions_take_token_ids_where_the_server_does(engine: EngineHandle, 
 def test_launch_starts_measures_and_stops_and_keeps_the_key_to_itself(tmp_path: Path) -> None:
     key = "sk-launch-0123456789abcdef"
     model = ensure_model()
-    command = f"{sys.executable} -m flatout.engine --model {model} --parallel 2 --ctx 2048 --port 18987 --api-key {key}"
+    command = f"{sys.executable} -m flatout.demo --model {model} --parallel 2 --ctx 2048 --port 18987 --api-key {key}"
     words = [
         sys.executable, "-m", "flatout", "run", "--launch", command, "--api-key", key, "--contexts", "256",
         "--concurrency", "1", "--time", "1", "--max-output", "64",
@@ -93,7 +93,7 @@ def test_launch_starts_measures_and_stops_and_keeps_the_key_to_itself(tmp_path: 
 
 
 def test_a_server_that_will_not_start_says_why(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m flatout.engine --model {tmp_path / 'absent.gguf'} --port 18988"
+    command = f"{sys.executable} -m flatout.demo --model {tmp_path / 'absent.gguf'} --port 18988"
     words = [sys.executable, "-m", "flatout", "run", "--launch", command, "--results", str(tmp_path / "r")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1 and "absent.gguf" in done.stderr and "Traceback" not in done.stderr

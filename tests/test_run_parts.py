@@ -15,7 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout import record as rec
+from flatout.engines.base import Live
+from flatout.engines.generic import MAX_TOKENS
 from flatout.load.job import RID_WIDTH, Timeouts
+from flatout.protocol import Shape
 from flatout.run import idle, sends, warmup
 from flatout.run.decode import look_times_s
 from flatout.run.events import Control
@@ -24,9 +27,6 @@ from flatout.run.options import Options
 from flatout.run.resume import missing
 from flatout.run.session import Session, Stopped
 from flatout.run.store import new_directory, write_beside
-from flatout.target.base import Live
-from flatout.target.generic import MAX_TOKENS
-from flatout.target.openai import Shape
 from tests.rigged import measure, rig, suite
 
 

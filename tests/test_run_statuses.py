@@ -13,7 +13,7 @@ from tests.rigged import measure, rig, status, suite, total_is_the_logs
 @pytest.fixture
 def same_heads(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same prompts in each go: by how few tokens siblings with other (random) heads differ is chance."""
-    monkeypatch.setattr("flatout.prompt.book.secrets.randbits", lambda bits: 1)
+    monkeypatch.setattr("flatout.prompts.book.secrets.randbits", lambda bits: 1)
 
 
 def test_queue_capacity_and_length_have_their_statuses(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_more_tokens_than_asked_for_is_no_sound_count(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("same_heads")
 def test_a_tokenizer_call_that_lies_is_not_trusted(tmp_path: Path) -> None:
-    from flatout.target.vllm import Vllm
+    from flatout.engines.vllm import Vllm
 
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vllm, "count_chat_tokens", lambda self, text: max(1, len(text) // 40))
@@ -252,10 +252,10 @@ def test_what_a_server_repeats_of_a_key_reaches_no_file(tmp_path: Path) -> None:
 
 
 def test_gauges_that_say_nothing_are_replaced_by_probes(tmp_path: Path) -> None:
-    from flatout.target.vllm import Vllm
+    from flatout.engines.vllm import Vllm
 
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server, pytest.MonkeyPatch.context() as patch:
-        from flatout.target.base import Live
+        from flatout.engines.base import Live
 
         patch.setattr(Vllm, "live", lambda self: Live(t_ns=1))
         run = measure(server, tmp_path, drain_s=20.0)

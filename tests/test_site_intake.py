@@ -24,6 +24,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from flatout.compare import launch_options
+from flatout.engines.redact import Redactor
 from flatout.load.samples import ARRIVAL_COLUMNS, DTYPES, REQUEST_COLUMNS, Samples, from_rows
 from flatout.record import Record, dump
 from flatout.site import facts, intake, rescan, samples, schema
@@ -32,7 +33,6 @@ from flatout.site.intake import Taken, public_id_of, take, take_samples
 from flatout.site.samples import pack
 from flatout.site.settings import Settings
 from flatout.site.store import Store
-from flatout.target.redact import Redactor
 from tests import records, site_records
 from tests.site_database import Database, new_url
 

@@ -19,10 +19,10 @@ from flatout.load.job import Endpoint, Job, Timeouts
 from flatout.load.process import LoadPool, Outcome
 from flatout.measure.cell import decode_figures
 from flatout.measure.checks import in_window
+from flatout.protocol import PATHS, Shape
 from flatout.rig import RigHandle, Truth
 from flatout.rig.truth import BLOCKED
 from flatout.run.sends import first_lengths, stream
-from flatout.target.openai import PATHS, Shape
 
 START_S: Final = 30.0
 SETTLE_S: Final = 0.3

@@ -16,7 +16,7 @@ from flatout.load.exchange import Exchange
 from flatout.load.framing import connect_head, host_port
 from flatout.load.job import Endpoint
 from flatout.load.poller import IN, OUT, Poller
-from flatout.target.openai import KEPT_CHARS, shorten
+from flatout.protocol import KEPT_CHARS, shorten
 
 READ_BYTES: Final = 16384
 BULK_BYTES: Final = 262144

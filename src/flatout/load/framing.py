@@ -9,7 +9,7 @@ from typing import Final
 
 from flatout import __version__
 from flatout.load.job import RID_WIDTH, Endpoint
-from flatout.target.openai import KEPT_CHARS, error_words, shorten
+from flatout.protocol import KEPT_CHARS, error_words, shorten
 
 _PORTS: Final = {"http": 80, "https": 443}
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")

@@ -18,7 +18,7 @@ from flatout.load.exchange import Exchange
 from flatout.load.ledger import SLICE_NS
 from flatout.load.pauses import PAUSE_NS
 from flatout.load.poller import IN, OUT, Poller
-from flatout.target.openai import shorten
+from flatout.protocol import shorten
 
 BATCH: Final = 256
 """Sockets read in one turn: 2 ms."""

@@ -9,6 +9,7 @@ from typing import Final, Literal, TypedDict
 import numpy as np
 import numpy.typing as npt
 
+from flatout.engines.base import Live
 from flatout.load.job import SelfCheck
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
 from flatout.measure import checks, interval, latency, looping, pauses, tokens, trace, trend, window
@@ -26,7 +27,6 @@ from flatout.measure.figures import (
 )
 from flatout.measure.percentile import distribution, with_intervals
 from flatout.measure.verdict import LEAST_PREFILLS, DecodeFacts, PrefillFacts
-from flatout.target.base import Live
 
 I64 = npt.NDArray[np.int64]
 

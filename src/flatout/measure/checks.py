@@ -9,11 +9,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from flatout.engines.base import Live
 from flatout.load.job import LAG_BIN_NS, SelfCheck
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.measure import tokens
 from flatout.measure.figures import CountPair
-from flatout.target.base import Live
 
 OVER_ASKED: Final = 3
 """An end token and the like may be billed beyond the limit."""

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from flatout.engines.base import Live
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.measure.figures import Acceptance, Number, Series
 from flatout.measure.trace import Trace
-from flatout.target.base import Live
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]

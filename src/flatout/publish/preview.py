@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from flatout import record as rec
+from flatout.engines.redact import Redactor
 from flatout.publish.errors import PublishError
 from flatout.record import Record
 from flatout.show.safe import clean
-from flatout.target.redact import Redactor
 
 KEYS_IN_ENVIRONMENT: Final = (
     "FLATOUT_TOKEN",

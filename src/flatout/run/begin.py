@@ -15,13 +15,17 @@ from typing import Final
 from flatout import __version__
 from flatout import record as rec
 from flatout.calibration import load_latest
+from flatout.engines.base import TargetError
+from flatout.engines.detect import Target, connect
+from flatout.engines.launch import Launched
+from flatout.engines.probe import Capabilities, probe
 from flatout.flags import Status
 from flatout.host.telemetry import Sampler
 from flatout.load.files import most_streams
 from flatout.load.process import LoadPool
 from flatout.plan import Limits, PlannedCell, plan, within
-from flatout.prompt.book import PromptBook
-from flatout.prompt.text import Corpus
+from flatout.prompts.book import PromptBook
+from flatout.prompts.text import Corpus
 from flatout.run import burst, resume, sends
 from flatout.run.describe import (
     check_hardware,
@@ -42,10 +46,6 @@ from flatout.run.prompts import Prompter
 from flatout.run.recount import from_file
 from flatout.run.session import Session
 from flatout.run.store import Store, new_directory, now_iso, write_beside
-from flatout.target.base import TargetError
-from flatout.target.detect import Target, connect
-from flatout.target.launch import Launched
-from flatout.target.probe import Capabilities, probe
 
 LOG_LINES: Final = 20_000
 

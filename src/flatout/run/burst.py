@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flatout import record as rec
+from flatout.engines.words import tidy
 from flatout.load.process import Outcome
 from flatout.load.samples import Samples
 from flatout.measure import cell as measure
@@ -22,7 +23,6 @@ from flatout.run.recount import recount
 from flatout.run.row import head_tokens
 from flatout.run.store import now_iso
 from flatout.suite import Suite, label
-from flatout.target.words import tidy
 
 if TYPE_CHECKING:
     from flatout.run.session import Session

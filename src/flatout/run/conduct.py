@@ -8,6 +8,8 @@ from itertools import groupby
 from pathlib import Path
 from typing import Final
 
+from flatout.engines.base import TargetError
+from flatout.engines.words import tidy
 from flatout.flags import MEASURED, Status
 from flatout.load.process import LoadError
 from flatout.plan import PlannedCell
@@ -19,8 +21,6 @@ from flatout.run.options import Options
 from flatout.run.row import Row
 from flatout.run.session import Budget, Session, Stopped
 from flatout.run.store import now_iso
-from flatout.target.base import TargetError
-from flatout.target.words import tidy
 
 GIVE_UP_AFTER: Final = 3
 """Cells in a row that fail before the rest is given up: the server is gone."""

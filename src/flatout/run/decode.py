@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from flatout.engines.base import Live, TargetError
 from flatout.load.job import Status, Stream
 from flatout.load.process import MIN_BIN_NS, LoadError, Outcome
 from flatout.measure.ends import even_ends, pauses_ended
@@ -27,7 +28,6 @@ from flatout.run.row import Row
 from flatout.run.session import Budget, Session, Stopped
 from flatout.run.store import now_iso
 from flatout.suite import Suite
-from flatout.target.base import Live, TargetError
 
 LOOKS: Final = 4
 TICK_S: Final = 0.05

@@ -9,19 +9,19 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from flatout import record as rec
+from flatout.engines.base import Fact, Identity, Room
+from flatout.engines.detect import Target
+from flatout.engines.endpoint import parse_address
+from flatout.engines.probe import Capabilities
 from flatout.host.hardware import hardware_from
 from flatout.host.local import ProcessInfo, is_local, listening_process, package_version
 from flatout.host.machine import Machine, describe
 from flatout.plan import Limits
 from flatout.run.options import Options
-from flatout.target.base import Fact, Identity, Room
-from flatout.target.detect import Target
-from flatout.target.endpoint import parse_address
-from flatout.target.probe import Capabilities
 
 _GB: Final = 1e9
 _ENGINES: Final = (
-    "vllm", "sglang", "llama", "transformers", "ollama", "flatout.engine", "text-generation", "lmstudio", "lm-studio",
+    "vllm", "sglang", "llama", "transformers", "ollama", "flatout.demo", "text-generation", "lmstudio", "lm-studio",
     "trtllm", "tensorrt", "lmdeploy", "mlx_lm", "aphrodite", "exllama", "tabby", "koboldcpp", "mistralrs",
 )  # fmt: skip
 

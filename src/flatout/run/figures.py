@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flatout import record as rec
 from flatout.calibration import beyond
+from flatout.engines.words import tidy
 from flatout.flags import Flag, Status
 from flatout.host.gpu import HARMFUL_REASONS
 from flatout.host.summary import Stat, TelemetrySummary
@@ -21,7 +22,6 @@ from flatout.measure.verdict import OWN_FILL, DecodeFacts, Verdict, decode_verdi
 from flatout.plan import PlannedCell
 from flatout.run.answers import error_of
 from flatout.run.recount import recount
-from flatout.target.words import tidy
 
 if TYPE_CHECKING:
     from flatout.run.decode import Measured

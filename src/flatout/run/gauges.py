@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from flatout.target.base import Adapter, Live
+from flatout.engines.base import Adapter, Live
 
 FASTEST_S: Final = 0.1
 SLOWEST_S: Final = 1.0

@@ -6,13 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from flatout.engines.base import Live, TargetError
 from flatout.load.samples import OK, Samples
 from flatout.run import sends
 from flatout.run.answers import error_of
 from flatout.run.once import once
 from flatout.run.prompts import SMALL_TOKENS
 from flatout.run.session import Baseline, Budget, Stopped
-from flatout.target.base import Live, TargetError
 
 if TYPE_CHECKING:
     from flatout.plan import PlannedCell

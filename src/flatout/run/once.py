@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from flatout.engines.base import Live, TargetError
 from flatout.load.job import Stream
 from flatout.load.process import Outcome
 from flatout.load.samples import CUT, FAILED, REFUSED
-from flatout.prompt.book import Prompt
+from flatout.prompts.book import Prompt
 from flatout.run import sends
 from flatout.run.events import Gauges
 from flatout.run.prompts import content_of
 from flatout.run.session import Stopped
-from flatout.target.base import Live, TargetError
 
 if TYPE_CHECKING:
     from flatout.run.session import Session

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from flatout.prompt.book import Prompt, PromptBook
+from flatout.engines.base import Adapter, TargetError
+from flatout.engines.probe import Capabilities
+from flatout.prompts.book import Prompt, PromptBook
 from flatout.run.sends import Content
-from flatout.target.base import Adapter, TargetError
-from flatout.target.probe import Capabilities
 
 SMALL_TOKENS: Final = 48
 

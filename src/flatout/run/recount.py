@@ -6,8 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from flatout.engines.base import TargetError
 from flatout.load.samples import Samples
-from flatout.target.base import TargetError
 
 if TYPE_CHECKING:
     from flatout.run.session import Session

@@ -13,7 +13,7 @@ from flatout.load.job import SelfCheck
 from flatout.load.process import Outcome
 from flatout.load.samples import OK, Samples, merge
 from flatout.plan import PlannedCell
-from flatout.prompt.book import SHARED_HEAD_WORDS, Prompt
+from flatout.prompts.book import SHARED_HEAD_WORDS, Prompt
 from flatout.record import Cell
 from flatout.run import figures
 from flatout.run.answers import answered, error_of, ttft_ms

@@ -6,10 +6,10 @@ import random
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from flatout.engines.endpoint import Address
+from flatout.engines.generic import MAX_TOKENS
 from flatout.load.job import RID_WIDTH, Endpoint, Job, Proxy, Stream, Timeouts
-from flatout.target.endpoint import Address
-from flatout.target.generic import MAX_TOKENS
-from flatout.target.openai import PATHS, Shape, body
+from flatout.protocol import PATHS, Shape, body
 
 _RID_MARK: Final = "@" * RID_WIDTH
 Content = str | Sequence[int]

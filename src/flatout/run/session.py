@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from flatout.calibration import Calibration
+from flatout.engines.base import Live, TargetError
+from flatout.engines.detect import Target
+from flatout.engines.probe import Capabilities
 from flatout.host.telemetry import Sampler
 from flatout.load.job import Job, Stream
 from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.plan import Limits, PlannedCell
+from flatout.protocol import Shape
 from flatout.record import Cell, Record
 from flatout.run import sends
 from flatout.run.events import CellDone, Control, Doing, Listener, Note
 from flatout.run.options import Options
 from flatout.run.prompts import Prompter
 from flatout.run.store import Store
-from flatout.target.base import Live, TargetError
-from flatout.target.detect import Target
-from flatout.target.openai import Shape
-from flatout.target.probe import Capabilities
 
 LEAST_EVENTS: Final = 64
 """Events with content from which tokens an event are known well enough."""

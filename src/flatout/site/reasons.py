@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
+from flatout.engines.redact import Redactor
 from flatout.show.safe import clean
 from flatout.site.errors import SiteError
 from flatout.site.settings import Settings
-from flatout.target.redact import Redactor
 
 log: Final = logging.getLogger("flatout.site")
 EVERY_S: Final = 60.0

@@ -13,8 +13,8 @@ from functools import lru_cache
 from ipaddress import ip_address, ip_network
 from typing import Any, Final
 
+from flatout.engines.redact import Redactor
 from flatout.show.safe import clean
-from flatout.target.redact import Redactor
 
 MOST_LEAKS: Final = 20
 _REDACTOR: Final = Redactor(secrets=(), home="", user="", hosts=())

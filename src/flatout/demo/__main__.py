@@ -1,0 +1,7 @@
+"""`python -m flatout.demo`."""
+
+import sys
+
+from flatout.demo.serve import main
+
+sys.exit(main())

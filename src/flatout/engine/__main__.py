@@ -1,7 +1,0 @@
-"""`python -m flatout.engine`."""
-
-import sys
-
-from flatout.engine.serve import main
-
-sys.exit(main())
