@@ -34,8 +34,10 @@ postgres:
 	  test ! -x /usr/bin/apt-get || test "$$(id -u)" -ne 0 || \
 	  { apt-get update -qq && apt-get install -y -qq --no-install-recommends postgresql; }
 
+# First what measures no time, two at once; then, alone, what does.
 test: lint browser postgres
-	$(BIN)/python -m pytest -m 'not vllm and not transformers'
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m 'not timing and not vllm and not transformers'
+	$(BIN)/python -m pytest -m 'timing and not vllm and not transformers'
 
 test-vllm: $(VENV)/.dev
 	sh tests/engines/vllm.sh $(PYTHON)
