@@ -148,18 +148,34 @@ def _wait(running: Server) -> None:
             time.sleep(0.05)
 
 
+@lru_cache(maxsize=1)
+def _migrated() -> bytes:
+    """A file of SQLite with the site's tables."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "template.sqlite3"
+        template = Database.open(f"sqlite:///{path}")
+        template.migrate()
+        template.close()
+        return path.read_bytes()
+
+
+def sqlite_url(path: Path) -> str:
+    """The URL of a fresh file of SQLite with the site's tables; one that is there stays as it is."""
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_migrated())
+        path.chmod(0o600)
+    return f"sqlite:///{path}"
+
+
 def new_url(kind: str, folder: Path, *, tables: bool = True) -> str:
     """The URL of a fresh database of that kind (`sqlite`, `postgresql`), with the site's tables or none.
 
     Skips the test where there is no PostgreSQL.
     """
     if kind == "sqlite":
-        url = f"sqlite:///{folder / f'site-{next(_numbers)}.sqlite3'}"
-        if tables:
-            made = Database.open(url)
-            made.migrate()
-            made.close()
-        return url
+        path = folder / f"site-{next(_numbers)}.sqlite3"
+        return sqlite_url(path) if tables else f"sqlite:///{path}"
     try:
         running = server()
     except NoPostgres as error:
