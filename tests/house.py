@@ -19,7 +19,7 @@ SOURCE: Final = ROOT / "src" / "flatout"
 ROOMS: Final[dict[str, tuple[tuple[str, ...], int]]] = {
     "metrics.py": (("metrics",), 300),
     "record, plan, suite, flags, calibration": (("record", "plan", "suite", "flags", "calibration"), 1_000),
-    "protocol.py": (("protocol",), 350),
+    "protocol.py, net.py": (("protocol", "net"), 400),
     "load/": (("load",), 2_700),
     "measure/": (("measure",), 2_100),
     "run/": (("run",), 2_200),

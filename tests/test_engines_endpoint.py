@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.engines.base import TargetError
-from flatout.engines.endpoint import Address, find_proxy, is_loopback, key_from_environment, parse_address
+from flatout.engines.endpoint import Address, find_proxy, key_from_environment, parse_address
+from flatout.net import is_loopback
 
 
 def parsed(url: str, **kwargs: object) -> Address:

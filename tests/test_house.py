@@ -18,10 +18,11 @@ BEFORE: dict[str, set[str]] = {
     "record": {"flags"},
     "metrics": {"record", "flags"},
     "protocol": set(),
-    "load": {"protocol"},  # plain values only; see test_the_load_process_loads_nothing_heavy
+    "net": set(),
+    "load": {"protocol", "net"},  # plain values only; see test_the_load_process_loads_nothing_heavy
     "measure": {"record", "flags", "load", "protocol", "engines"},
-    "engines": {"record", "protocol"},
-    "host": {"record"},
+    "engines": {"record", "protocol", "net"},
+    "host": {"record", "net"},
     "calibration": {"record", "host"},
     "prompts": set(),
     "run": {
@@ -39,9 +40,10 @@ BEFORE: dict[str, set[str]] = {
         "load", "measure", "rig", "engines", "protocol", "run", "record", "metrics", "host", "flags", "calibration",
     },
     "demo": {"prompts"},
-    "publish": {"record", "engines", "show"},
+    "publish": {"record", "engines", "show", "net"},
     "site": {
         "record", "flags", "metrics", "suite", "show", "compare", "lint", "limits", "calibration", "engines", "run",
+        "net",
     },
 }  # fmt: skip
 """Rooms that each room may import, besides itself; `cli` and `__main__` may import all."""

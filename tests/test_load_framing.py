@@ -13,11 +13,11 @@ from flatout.load.framing import (
     request_bytes,
     request_head,
     request_id,
-    retry_after_s,
     status_words,
 )
 from flatout.load.job import RID_WIDTH, Endpoint, Proxy
 from flatout.load.lane import Lane, Stream
+from flatout.net import retry_after_s
 from flatout.protocol import KEPT_CHARS
 
 
@@ -86,18 +86,23 @@ def test_request_ids_are_unique_and_of_one_width(requests: list[tuple[int, int]]
 
 
 def test_retry_after() -> None:
-    assert retry_after_s("3") == 3
-    assert retry_after_s(" 0.5 ") == 0.5
-    assert retry_after_s(email.utils.formatdate(1000.0, usegmt=True), now_s=990.0) == 10
-    for nothing in (None, "", "soon", "-3", "0", "inf", "nan", email.utils.formatdate(980.0, usegmt=True)):
-        assert retry_after_s(nothing, now_s=990.0) is None
+    def told(value: str) -> float | None:
+        return retry_after_s({"retry-after": value}, now_s=990.0)
+
+    assert told("3") == 3 and told(" 0.5 ") == 0.5 and told("9" * 400)
+    assert told(email.utils.formatdate(1000.0, usegmt=True)) == 10
+    assert retry_after_s({"retry-after-ms": "250", "retry-after": "9"}) == 0.25
+    assert retry_after_s({}) is None
+    assert told("0") == 0 and told(email.utils.formatdate(980.0, usegmt=True)) == 0
+    for nothing in ("", "soon", "-3", "inf", "nan", "1e9", "٣"):
+        assert told(nothing) is None
 
 
 @settings(deadline=None)
 @given(st.text())
 def test_retry_after_never_crashes(value: str) -> None:
-    told = retry_after_s(value)
-    assert told is None or told > 0
+    told = retry_after_s({"retry-after": value})
+    assert told is None or told >= 0
 
 
 def test_waiting_grows_and_lanes_keep_apart() -> None:
@@ -109,20 +114,21 @@ def test_waiting_grows_and_lanes_keep_apart() -> None:
     assert waits[:3] == [0.5, 1.0, 2.0] and waits[-1] == 60.0
     other.refusals = 1
     assert 0.5 < other.refusal_wait_s(None, 60.0) < 1.0
-    assert lane.refusal_wait_s("7", 60.0) == 7 and lane.refusal_wait_s("3600", 60.0) == 60
+    assert lane.refusal_wait_s(7.0, 60.0) == 7 and lane.refusal_wait_s(3600.0, 60.0) == 60
+    assert lane.refusal_wait_s(0.0, 60.0) == lane.refusal_wait_s(None, 60.0)
     lane.failures = 100
     assert lane.failure_wait_s() == 5.0
 
 
 @settings(deadline=None)
-@given(st.one_of(st.none(), st.text(), st.floats(allow_nan=True).map(str)), st.integers(0, 1000))
-def test_no_word_of_the_server_makes_a_storm(told: str | None, number: int) -> None:
+@given(st.one_of(st.text(), st.floats(allow_nan=True).map(str)), st.integers(0, 1000))
+def test_no_word_of_the_server_makes_a_storm(value: str, number: int) -> None:
     """Whatever Retry-After says: a quarter of a second at least, and more with each refusal in a row."""
     lane = Lane(number, Stream(b"", 1))
     waits = []
     for _ in range(8):
         lane.refusals += 1
-        waits.append(lane.refusal_wait_s(told, 60.0))
+        waits.append(lane.refusal_wait_s(retry_after_s({"retry-after": value}), 60.0))
     assert all(0.25 <= wait <= 60 for wait in waits) and waits == sorted(waits)
     assert waits[4] >= 4.0 and sum(waits[:6]) > 10
 

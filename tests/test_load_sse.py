@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.load import sse
-from flatout.load.sse import Splitter
+from flatout import protocol
+from flatout.protocol import Splitter
 
 
 def split(*chunks: bytes) -> list[bytes]:
@@ -64,7 +64,7 @@ def test_ten_megabytes_in_small_reads() -> None:
 
 
 def test_an_endless_event_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sse, "MAX_EVENT_BYTES", 1 << 20)
+    monkeypatch.setattr(protocol, "MAX_EVENT_BYTES", 1 << 20)
     with pytest.raises(ValueError, match="longer than 1 MiB"):
         split(*[b"data: " + b"x" * 65536] * 17)
     with pytest.raises(ValueError, match="longer than"):

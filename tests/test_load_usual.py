@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from flatout.load import exchange as exchange_module
 from flatout.load.decode import Decoder
 from flatout.load.exchange import Exchange
-from flatout.load.sse import Splitter, single_events
-from flatout.protocol import read_event, read_usual
+from flatout.protocol import Splitter, read_event, read_usual, single_events
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
 

@@ -23,9 +23,10 @@ from hypothesis import example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from flatout.net import is_loopback
 from flatout.record import dump
 from flatout.site.checks import unsafe
-from flatout.site.settings import KEYS, Settings, SettingsError, gathered, loopback, make, shown_database
+from flatout.site.settings import KEYS, Settings, SettingsError, gathered, make, shown_database
 from tests import records
 from tests.site_process import COMMAND, SiteProcess, environment, flatout
 
@@ -178,12 +179,12 @@ def test_any_value_is_taken_or_refused_in_words(typed: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.9.9.9", "a.localhost", "LOCALHOST."])
 def test_this_machine_alone(host: str) -> None:
-    assert loopback(host)
+    assert is_loopback(host)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "example.org", "localhost.example.org", ""])
 def test_not_this_machine_alone(host: str) -> None:
-    assert not loopback(host)
+    assert not is_loopback(host)
 
 
 # --- safe in public -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Final, Literal, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from flatout.engines.base import TargetError
+from flatout.net import is_loopback
 
 _CALLS: Final = ("/chat/completions", "/completions", "/models", "/responses", "/embeddings")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -201,16 +202,6 @@ def _value(value: str, what: str) -> str:
 
 def _basic(username: str, password: str | None) -> str:
     return "Basic " + base64.b64encode(f"{unquote(username)}:{unquote(password or '')}".encode()).decode()
-
-
-def is_loopback(host: str) -> bool:
-    """True for this machine's own loopback names and addresses."""
-    if host.lower().rstrip(".") == "localhost" or host.lower().endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.split("%")[0]).is_loopback
-    except ValueError:
-        return False
 
 
 def find_proxy(scheme: str, host: str, port: int, environ: Mapping[str, str]) -> ProxyAddress | None:

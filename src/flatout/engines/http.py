@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -21,7 +22,8 @@ from flatout.engines.endpoint import Address
 from flatout.engines.redact import Redactor
 from flatout.engines.wire import HandshakeTimeout, Stopped, Transport, Until
 from flatout.engines.words import tidy
-from flatout.protocol import DONE, KEPT_CHARS, error_words, shorten
+from flatout.net import retry_after_s, tls_context
+from flatout.protocol import DONE, KEPT_CHARS, Splitter, error_words, shorten
 
 MAX_BYTES: Final = 8 * 1024 * 1024
 """No answer to a control call is larger; a server that sends more is cut off."""
@@ -239,21 +241,14 @@ class ControlClient:
         return b"".join(self._chunks(response, deadline))
 
     def _sse(self, response: httpx.Response, deadline: float) -> Iterator[bytes]:
-        rest = b""
-        data: list[bytes] = []
-        for chunk in self._chunks(response, deadline):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                line = line.rstrip(b"\r")
-                if line.startswith(b"data:"):
-                    data.append(line[5:].removeprefix(b" "))
-                elif not line and data:
-                    event, data = b"\n".join(data), []
-                    if event.strip() == DONE:
-                        return
-                    yield event
-        if data and b"\n".join(data).strip() != DONE:
-            yield b"\n".join(data)
+        splitter = Splitter()
+        for chunk in itertools.chain(
+            self._chunks(response, deadline), (b"\n\n",)
+        ):  # the last event's end may be missing
+            for event in splitter.feed(chunk):
+                if event.strip() == DONE:
+                    return
+                yield event
 
     def _explain(self, error: BaseException, method: str, url: str, limit_s: float) -> TargetError:
         where = self.shown(url)
@@ -320,16 +315,6 @@ def header_secrets(address: Address) -> tuple[str, ...]:
     return tuple(dict.fromkeys(secret for secret in found if len(secret) >= 4))
 
 
-def retry_after_s(headers: dict[str, str]) -> float | None:
-    """Seconds of a Retry-After (or `retry-after-ms`) header; None if absent or a date, which no engine sends."""
-    for name, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with contextlib.suppress(KeyError, ValueError):
-            value = float(headers[name]) * scale
-            if 0 <= value < 1e6:
-                return value
-    return None
-
-
 def _meaning(status: int) -> tuple[str, str]:
     if status == 404:
         return "not_found", ": there is no such path (not an OpenAI-compatible server, or another base URL)"
@@ -353,13 +338,9 @@ def _tls(address: Address) -> ssl.SSLContext | None:
     if address.scheme == "http":
         return None
     try:
-        context = ssl.create_default_context(cafile=address.ca_file)
-    except (ssl.SSLError, OSError) as error:
+        return tls_context(address.ca_file, insecure=address.insecure)
+    except OSError as error:
         raise TargetError("tls", f"--ca {address.ca_file} is no file of PEM certificates ({error})") from error
-    if address.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 def _explain_tls(causes: list[BaseException], address: Address, where: str) -> TargetError:

@@ -12,14 +12,14 @@ import queue
 import selectors
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
 import httpcore
 import httpx
+
+from flatout.net import Address, look_up
 
 T = TypeVar("T")
 Kind = type[httpcore.TimeoutException] | type[httpcore.NetworkError]
@@ -183,7 +183,7 @@ class Backend(httpcore.NetworkBackend):
         raise failure
 
     def sleep(self, seconds: float) -> None:
-        threading.Event().wait(seconds)
+        sleep(seconds)
 
 
 def _connected(family: int, address: Any, until: Until) -> socket.socket:
@@ -207,32 +207,21 @@ def _connected(family: int, address: Any, until: Until) -> socket.socket:
     return sock
 
 
-def _resolved(host: str, port: int, until: Until) -> list[tuple[int, Any]]:
-    """A host's addresses. The system's look-up cannot be bounded, so it runs in a thread of its own."""
-    answers: queue.SimpleQueue[Callable[[], list[tuple[int, Any]]]] = queue.SimpleQueue()
-
-    def look_up() -> None:
-        try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError) as error:
-            answers.put(partial(_fail, error))
-            return
-        addresses = list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
-        answers.put(lambda: addresses)
-
-    threading.Thread(target=look_up, name="flatout-dns", daemon=True).start()
+def _resolved(host: str, port: int, until: Until) -> list[Address]:
+    answers = look_up(host, port)
     while True:
         until.check(httpcore.ConnectTimeout)
         try:
-            return answers.get(timeout=max(0.001, min(until.left_s, SLICE_S)))()
+            found = answers.get(timeout=max(0.001, min(until.left_s, SLICE_S)))
         except queue.Empty:
             continue
-        except (OSError, UnicodeError) as error:  # httpcore drops a cause, but not what was being handled
+        if isinstance(found, list):
+            return found
+        # httpcore drops a cause, but not what was being handled.
+        try:
+            raise found
+        except (OSError, UnicodeError) as error:
             raise httpcore.ConnectError(str(error)) from error
-
-
-def _fail(error: Exception) -> list[tuple[int, Any]]:
-    raise error
 
 
 class Transport(httpx.BaseTransport):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ipaddress
-import socket
-import threading
+import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from flatout.net import look_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +66,16 @@ def _host_of(host: str) -> str:
 
 
 def _resolve(name: str, timeout_s: float) -> set[str]:
-    """All addresses of a name. In a thread of its own, since the system's resolver has no time limit to set."""
+    """All addresses of a name; none if it is not known by then."""
     try:
         return {str(ipaddress.ip_address(name))}
     except ValueError:
         pass
-    found: set[str] = set()
-
-    def look_up() -> None:
-        try:
-            found.update(str(entry[4][0]) for entry in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError):
-            return
-
-    thread = threading.Thread(target=look_up, name="flatout-resolve", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
-    return set() if thread.is_alive() else set(found)
+    try:
+        found = look_up(name, 0).get(timeout=timeout_s)
+    except queue.Empty:
+        return set()
+    return {str(address[0]) for _, address in found} if isinstance(found, list) else set()
 
 
 def _own_addresses() -> set[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import queue
 import socket
-import threading
 import traceback
 from time import monotonic_ns
 from typing import Any, Final
@@ -14,10 +13,10 @@ import msgspec
 
 from flatout.load import priority
 from flatout.load.clock import Clock
-from flatout.load.connection import Address, Route, tls_context
+from flatout.load.connection import Route, tls_settings
 from flatout.load.driver import Driver
 from flatout.load.files import SPARE_FILES, allow_files
-from flatout.load.job import Job, Status, Stream
+from flatout.load.job import Status, Stream
 from flatout.load.loop import BATCH, Loop
 from flatout.load.messages import (
     Accepted,
@@ -43,6 +42,7 @@ from flatout.load.messages import (
     pack,
 )
 from flatout.load.poller import IN, OUT, make_poller
+from flatout.net import Answers, look_up
 
 STATUS_NS: Final = 100_000_000
 STATUS_STREAMS: Final = 200
@@ -53,9 +53,6 @@ DRAIN_ROUNDS: Final = 3
 HAND_OVER_S: Final = 60.0
 """So long the parent may take over a piece of the samples before it counts as gone."""
 _IO_BYTES: Final = 1 << 20
-
-Found = tuple[list[Address], str | None]
-"""Addresses of the server, or why there is none."""
 
 
 class ParentGone(Exception):
@@ -77,7 +74,7 @@ class Child:
         self._driver: Driver | None = None
         self._begin: Begin | None = None
         self._bodies: list[bytes] = []
-        self._resolved: queue.SimpleQueue[Found] | None = None  # while the server's address is looked up
+        self._resolved: Answers | None = None  # while the server's address is looked up
         self._resolve_until_ns = 0
         self._ready_told = False
         self._look: Look | None = None
@@ -159,7 +156,7 @@ class Child:
             return
         try:
             allow_files(2 * len(begin.lanes) + SPARE_FILES)
-            tls_context(begin.job.endpoint)
+            tls_settings(begin.job.endpoint)
             lanes = [(lane.number, self._stream(lane)) for lane in begin.lanes]
             self._driver = self._loop.driver = Driver(begin.job, lanes, self._clock, self._poller)
         except ValueError as error:
@@ -171,9 +168,10 @@ class Child:
         self._look = self._status = None
         self._status_ns = 0
         self._status_gap_ns = STATUS_NS * max(1, len(begin.lanes) // STATUS_STREAMS)
-        self._resolved = queue.SimpleQueue()
+        endpoint = begin.job.endpoint
+        peer = endpoint.proxy or endpoint
+        self._resolved = look_up(peer.host, peer.port)
         self._resolve_until_ns = monotonic_ns() + int(begin.job.timeouts.connect_s * 1e9)
-        threading.Thread(target=resolve, args=(begin.job, self._resolved), daemon=True).start()
         self.say(Accepted())
 
     def _stream(self, lane: Any) -> Stream:
@@ -186,19 +184,23 @@ class Child:
             first_rid_offset=lane.first_rid_offset,
         )
 
-    def _take_route(self, driver: Driver, answers: queue.SimpleQueue[Found]) -> None:
+    def _take_route(self, driver: Driver, answers: Answers) -> None:
         endpoint = driver.job.endpoint
         try:
-            addresses, words = answers.get_nowait()
+            found = answers.get_nowait()
         except queue.Empty:
             if monotonic_ns() < self._resolve_until_ns:
                 return
-            addresses, words = [], f"looking up {endpoint.host!r} took longer than {driver.job.timeouts.connect_s:g} s"
+            found = TimeoutError()
         self._resolved = None
-        if words is not None:
-            driver.stop(words)
+        if isinstance(found, list):
+            driver.begin(Route(endpoint=endpoint, addresses=found, tls=tls_settings(endpoint)))
+        elif isinstance(found, TimeoutError):
+            driver.stop(f"looking up {endpoint.host!r} took longer than {driver.job.timeouts.connect_s:g} s")
         else:
-            driver.begin(Route(endpoint=endpoint, addresses=addresses, tls=tls_context(endpoint)))
+            what, host = ("the proxy", endpoint.proxy.host) if endpoint.proxy else ("the server", endpoint.host)
+            reason = (found.strerror if isinstance(found, OSError) else None) or str(found)
+            driver.stop(f"cannot find {what}: no address for {host!r} ({reason})")
 
     def run(self) -> None:
         """Until the parent says so or is gone."""
@@ -262,20 +264,6 @@ class Child:
             )
         )
         self._driver = self._loop.driver = self._resolved = None
-
-
-def resolve(job: Job, answer: queue.SimpleQueue[Found]) -> None:
-    """Looks the server (or its proxy) up; before the launch, so a thread of its own disturbs nothing."""
-    endpoint = job.endpoint
-    host, port = (endpoint.proxy.host, endpoint.proxy.port) if endpoint.proxy else (endpoint.host, endpoint.port)
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        addresses: list[Address] = list(dict.fromkeys((int(family), address) for family, _, _, _, address in found))
-        answer.put((addresses, None))
-    except (OSError, UnicodeError) as error:
-        what = "the proxy" if endpoint.proxy else "the server"
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        answer.put(([], f"cannot find {what}: no address for {host!r} ({reason})"))
 
 
 def main(descriptor: int) -> int:

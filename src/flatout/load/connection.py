@@ -16,6 +16,7 @@ from flatout.load.exchange import Exchange
 from flatout.load.framing import connect_head, host_port
 from flatout.load.job import Endpoint
 from flatout.load.poller import IN, OUT, Poller
+from flatout.net import Address, tls_context
 from flatout.protocol import KEPT_CHARS, shorten
 
 READ_BYTES: Final = 16384
@@ -23,9 +24,6 @@ BULK_BYTES: Final = 262144
 STALE_NS: Final = 1_000_000_000
 """Idle for longer, a connection may have been given up by the server before a request reaches it."""
 _PROXY_HEAD_BYTES: Final = 16384
-
-Address = tuple[int, Any]
-"""Address family and the socket address to connect to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +49,14 @@ class Owner(Protocol):
     def open_failed(self, connection: Connection, words: str, *, fatal: bool) -> None: ...
 
 
-def tls_context(endpoint: Endpoint) -> ssl.SSLContext | None:
-    """The TLS settings of an endpoint, None for http. Raises ValueError if the CA file is of no use."""
+def tls_settings(endpoint: Endpoint) -> ssl.SSLContext | None:
+    """None for http. Raises ValueError if the CA file is of no use."""
     if endpoint.scheme == "http":
         return None
     try:
-        context = ssl.create_default_context(cafile=endpoint.ca_file)
-    except (OSError, ssl.SSLError) as error:
+        return tls_context(endpoint.ca_file, insecure=endpoint.insecure)
+    except OSError as error:
         raise ValueError(f"the CA file {endpoint.ca_file} cannot be used: {error}") from error
-    context.set_alpn_protocols(["http/1.1"])
-    if endpoint.insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 class Connection:

@@ -7,8 +7,18 @@ from array import array
 from typing import Final
 
 from flatout.load.samples import ANSWER, IDS_ONLY, REASONING, TOOL
-from flatout.load.sse import Splitter, single_events
-from flatout.protocol import DONE, KEPT_CHARS, Event, Usage, error_words, read_event, read_usual, shorten
+from flatout.protocol import (
+    DONE,
+    KEPT_CHARS,
+    Event,
+    Splitter,
+    Usage,
+    error_words,
+    read_event,
+    read_usual,
+    shorten,
+    single_events,
+)
 
 HEAD_BYTES: Final = 8192
 _MAX: Final = 2**31 - 1

@@ -18,6 +18,7 @@ from flatout.load.ledger import Ledger
 from flatout.load.poller import Poller
 from flatout.load.samples import FAILED, OK, REFUSED
 from flatout.load.watch import Watch
+from flatout.net import retry_after_s
 
 CONNECTING: Final = 64
 """Connections set up at one time: a listen queue must not overflow."""
@@ -315,7 +316,7 @@ class Driver:
         if outcome == OK:
             self._go_on(lane)
         elif outcome == REFUSED:
-            wait_s = lane.refusal_wait_s(exchange.headers.get("retry-after"), self.job.max_retry_after_s)
+            wait_s = lane.refusal_wait_s(retry_after_s(exchange.headers), self.job.max_retry_after_s)
             self._pause(lane, wait_s)
         elif self._goes_on(lane):
             self._pause(lane, lane.failure_wait_s())

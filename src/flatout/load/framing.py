@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import email.utils
-import time
 from collections.abc import Iterable
 from typing import Final
 
@@ -80,22 +78,6 @@ def request_bytes(head: bytes, body: bytes, rid_offset: int, rid: str) -> bytes:
     if rid_offset < 0:
         return start + body
     return b"".join([start, body[:rid_offset], rid.encode(), body[rid_offset + RID_WIDTH :]])
-
-
-def retry_after_s(value: str | None, *, now_s: float | None = None) -> float | None:
-    """Seconds to wait by a Retry-After header (RFC 9110, 10.2.3: seconds or a date); None if it says nothing of use."""
-    if value is None:
-        return None
-    text = value.strip()
-    try:
-        seconds = float(text)
-    except ValueError:
-        try:
-            seconds = email.utils.parsedate_to_datetime(text).timestamp()
-        except (ValueError, TypeError, OverflowError):
-            return None
-        seconds -= time.time() if now_s is None else now_s
-    return seconds if 0 < seconds < float("inf") else None
 
 
 def status_words(status: int, location: str | None, body: bytes) -> str:

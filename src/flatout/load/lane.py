@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flatout.load.connection import Connection
 from flatout.load.exchange import Exchange
-from flatout.load.framing import request_bytes, request_id, retry_after_s
+from flatout.load.framing import request_bytes, request_id
 from flatout.load.job import Job, Stream
 
 BACKOFF_S = 0.25
@@ -58,15 +58,14 @@ class Lane:
     def failure_wait_s(self) -> float:
         return min(BACKOFF_MAX_S, BACKOFF_S * 2.0 ** max(0, self.failures - 1))
 
-    def refusal_wait_s(self, retry_after: str | None, limit_s: float) -> float:
-        """As long as the server asks, up to the limit; without its word exponentially longer, and lanes apart.
+    def refusal_wait_s(self, told: float | None, limit_s: float) -> float:
+        """As long as the server asks (`told`), up to the limit; without its word exponentially longer, and lanes apart.
 
         Its word cannot shorten the wait at will: each further refusal in a row doubles the least that is waited, since
         a server that says "a millisecond" again and again would be stormed.
         """
         spread = 1 + self.number % 16 / 32
         further = min(max(self.refusals - 1, 0), 20)
-        told = retry_after_s(retry_after)
-        if told is None:
+        if not told:
             return min(REFUSED_S * 2.0**further * spread, limit_s)
         return min(max(told, min(BACKOFF_S * 2.0**further * spread, BACKOFF_MAX_S)), limit_s)

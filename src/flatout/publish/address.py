@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
+from flatout.net import is_loopback
 from flatout.publish.errors import PublishError
 
 VARIABLE: Final = "FLATOUT_SITE"
@@ -30,19 +30,9 @@ def site(typed: str | None, environment: Mapping[str, str], *, insecure_http: bo
         raise PublishError(f"{source}: it takes the site's address, such as https://speed.example.org")
     if parts.username is not None or parts.query or parts.fragment or " " in text:
         raise PublishError(f"{source}: the site's address has no user, password, ? or #")
-    if parts.scheme == "http" and not loopback(host) and not insecure_http:
+    if parts.scheme == "http" and not is_loopback(host) and not insecure_http:
         raise PublishError(
             f"{host} would get the token over plain HTTP, where anybody on the way can read it: use https://, or, on a "
             "network that you trust, --insecure-http"
         )
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
-
-
-def loopback(host: str) -> bool:
-    """The host name or address is this machine."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
-    except ValueError:
-        return False

@@ -21,6 +21,7 @@ from urllib.parse import urljoin, urlsplit
 import httpx
 
 from flatout import __version__
+from flatout.net import retry_after_s
 from flatout.publish.errors import PublishError, SiteTrouble
 from flatout.show.safe import clean
 
@@ -160,7 +161,7 @@ class Site:
             else:
                 if answer.status not in _AGAIN or not _passing(answer):
                     return _good(answer, self.url)
-                trouble, asked = _says(answer), _retry_after(answer)
+                trouble, asked = _says(answer), retry_after_s(answer.headers)
                 pause = max(pause, asked or 0.0)
             if number == TRIES or pause > LONGEST_PAUSE_S or self._now() + pause > until:
                 break
@@ -251,21 +252,6 @@ def _passing(answer: _Answer) -> bool:
 def _says(answer: _Answer) -> str:
     said = answer.json().get("detail")
     return f"it answers {answer.status}" + (f", {clean(said, 300).rstrip('.')}" if said else "")
-
-
-def _retry_after(answer: _Answer) -> float | None:
-    """Seconds that the site asks to wait; a date counts as well. None where it does not say."""
-    text = answer.headers.get("retry-after", "").strip()
-    if text.isascii() and text.isdigit():
-        return float(text[:9])
-    if not text:
-        return None
-    from email.utils import parsedate_to_datetime
-
-    try:
-        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
-    except (ValueError, TypeError, OverflowError):
-        return None
 
 
 def _words(error: httpx.HTTPError) -> str:

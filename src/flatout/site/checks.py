@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-from flatout.site.settings import Settings, loopback
+from flatout.net import is_loopback
+from flatout.site.settings import Settings
 
 SECRET_CHARS: Final = 32
 SECRET_DISTINCT: Final = 12
@@ -70,7 +71,7 @@ def _reach(settings: Settings) -> Iterator[str]:
 
 
 def _real_name(host: str) -> bool:
-    if loopback(host) or "." not in host:
+    if is_loopback(host) or "." not in host:
         return False
     try:
         ipaddress.ip_address(host)

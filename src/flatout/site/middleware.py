@@ -18,8 +18,9 @@ from starlette.middleware.sessions import Session, SessionMiddleware
 from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from flatout.net import is_loopback
 from flatout.site.problems import Refusal, anything
-from flatout.site.settings import Settings, loopback
+from flatout.site.settings import Settings
 from flatout.site.throttle import Throttle
 
 API: Final = "/api/"
@@ -161,7 +162,7 @@ class Hosts:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
-        self.shared = not settings.public and not loopback(settings.host)
+        self.shared = not settings.public and not is_loopback(settings.host)
         self.own = {(urlsplit(settings.base_url).hostname or "").lower()}
         if self.shared:
             self.own |= _machine_names()
@@ -191,7 +192,7 @@ class Hosts:
             name = (urlsplit(f"//{host}").hostname or "").lower()
         except ValueError:
             return False
-        if name in self.own or loopback(name):
+        if name in self.own or is_loopback(name):
             return True
         here = scope.get("server")  # where the connection came in: no web page can make that up
         return self.shared and here is not None and _bare(name) is not None and _bare(name) == _bare(str(here[0]))

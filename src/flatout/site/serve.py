@@ -24,13 +24,14 @@ import uvicorn
 from sqlalchemy import select
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from flatout.net import is_loopback
 from flatout.show.safe import clean
 from flatout.site.app import create_app
 from flatout.site.checks import unsafe
 from flatout.site.database import Database
 from flatout.site.errors import SiteError
 from flatout.site.schema import takes
-from flatout.site.settings import Settings, default_base_url, loopback, shown_database
+from flatout.site.settings import Settings, default_base_url, shown_database
 from flatout.site.throttle import network
 
 if TYPE_CHECKING:
@@ -235,7 +236,7 @@ def _started(settings: Settings, database: Database, say: Callable[[str], None])
     behind = settings.base_url != default_base_url(settings.host, settings.port)
     say(f"flatout site  {settings.base_url}{f' (listens at {settings.host}:{settings.port})' if behind else ''}")
     say(f"data          {shown_database(settings.database_url)}")
-    if not settings.public and not loopback(settings.host):
+    if not settings.public and not is_loopback(settings.host):
         say("everybody who reaches this machine can read it; publishing takes a token (flatout site token add NAME)")
     say("Ctrl-C ends it")
     if settings.results_dir is not None:

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
+from flatout.net import is_loopback
+
 MEGABYTE: Final = 1024 * 1024
 PORT: Final = 8321
 ENVIRONMENT: Final = "FLATOUT_SITE_"
@@ -117,7 +119,7 @@ def make(typed: Mapping[str, Any], environment: Mapping[str, str] | None = None)
         secret, secret_file = own_secret, None
     else:
         secret, secret_file = _secret(given.get("secret_file"), data, make_one=not public)
-    results = given.get("results", None if public or not loopback(host) else Path("results"))
+    results = given.get("results", None if public or not is_loopback(host) else Path("results"))
     sizes = {f"max_{what}_bytes": given[f"max_{what}_mb"] * MEGABYTE
              for what in ("body", "record", "samples") if f"max_{what}_mb" in given}  # fmt: skip
     same = ("title", "debug", "registration", "moderation", "publish_per_hour", "requests_per_minute",
@@ -236,17 +238,6 @@ def default_data(environment: Mapping[str, str]) -> Path:
     """Where a site keeps its data unless told otherwise: the user's data folder."""
     base = environment.get("XDG_DATA_HOME") or "~/.local/share"
     return Path(base) / "flatout" / "site"
-
-
-def loopback(host: str) -> bool:
-    """The host name or address reaches this machine alone."""
-    bare = host.strip("[]").rstrip(".").lower()
-    if bare == "localhost" or bare.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(bare).is_loopback
-    except ValueError:
-        return False
 
 
 def shown_database(url: str) -> str:
