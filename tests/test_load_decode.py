@@ -14,8 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flatout.load.decode import Decoder, not_a_stream
-from flatout.load.samples import ANSWER, IDS_ONLY, REASONING, REQUEST_COLUMNS, TOOL
-from flatout.load.table import OTHER, Packed, Table
+from flatout.load.samples import ANSWER, IDS_ONLY, OTHER, REASONING, REQUEST_COLUMNS, TOOL, Packed, Table
 
 
 def data(**fields: Any) -> bytes:
@@ -33,6 +32,11 @@ def decode(*events: bytes, keep_text: bool = True) -> Decoder:
         decoder.feed(chunk, 100 + i)
     decoder.finish_body(99 + len(events))
     return decoder
+
+
+def add(table: Table, row: dict[str, int], d: Decoder, request_id: str) -> None:
+    row = row | d.row() | {"finish": table.index(table.finish_names, d.finish)}
+    table.add(row, d.arrivals(), request_id, "".join(d.texts or ()))
 
 
 def test_the_usual_answer() -> None:
@@ -187,7 +191,7 @@ def test_nothing_crashes_the_decoder_or_its_row(events: list[bytes]) -> None:
     d = decode(*events)
     d.verdict("text/plain", None)
     table = Table(keep_text=True)
-    table.add(dict.fromkeys(REQUEST_COLUMNS, 1), d, "")
+    add(table, dict.fromkeys(REQUEST_COLUMNS, 1), d, "")
     samples = table.pack().samples()
     assert samples.requests == 1 and len(samples.t_ns) == len(d.t_ns)
 
@@ -196,7 +200,7 @@ def test_requests_are_in_the_order_of_sending_and_own_their_arrivals() -> None:
     table = Table(keep_text=True)
     for send_ns, text in ((20, "b"), (10, "aa"), (30, "c")):
         d = decode(*(data(choices=[delta(content=c)]) for c in text), data(choices=[delta("stop")]))
-        table.add(dict.fromkeys(REQUEST_COLUMNS, -1) | {"send_ns": send_ns, "stream": send_ns}, d, text)
+        add(table, dict.fromkeys(REQUEST_COLUMNS, -1) | {"send_ns": send_ns, "stream": send_ns}, d, text)
     samples = table.pack().samples()
     assert samples.send_ns.tolist() == [10, 20, 30]
     assert samples.request_ids == samples.texts == ["aa", "b", "c"]
@@ -218,7 +222,7 @@ def test_half_a_surrogate_pair_ends_nothing(half: str) -> None:
     d = decode(*(f"data: {event.replace('S', half)}\n\n".encode() for event in made))
     assert d.error is None and len(d.t_ns) == 5 and d.finish is not None and "\ufffd" in d.finish
     table = Table(keep_text=True)
-    table.add(dict.fromkeys(REQUEST_COLUMNS, -1), d, "")
+    add(table, dict.fromkeys(REQUEST_COLUMNS, -1), d, "")
     wire = msgspec.msgpack.encode(table.pack())
     samples = msgspec.msgpack.decode(wire, type=Packed).samples()
     assert samples.texts is not None and samples.texts[0].count("a\ufffd") >= 3
@@ -248,7 +252,7 @@ def test_a_finish_reason_is_short_and_on_one_line(finish: str) -> None:
 def test_names_never_outgrow_their_column() -> None:
     table = Table(keep_text=False)
     for i in range(300):
-        table.add(dict.fromkeys(REQUEST_COLUMNS, -1), decode(data(choices=[delta(f"reason {i}")])), "")
+        add(table, dict.fromkeys(REQUEST_COLUMNS, -1), decode(data(choices=[delta(f"reason {i}")])), "")
     samples = table.pack().samples()
     assert samples.finish.min() == 0 and samples.finish_names[samples.finish[-1]] == OTHER
     assert samples.texts is None

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.load.framing import (
+from flatout.load.driver import Lane
+from flatout.load.http import (
     connect_head,
     request_bytes,
     request_head,
     request_id,
     status_words,
 )
-from flatout.load.job import RID_WIDTH, Endpoint, Proxy
-from flatout.load.lane import Lane, Stream
+from flatout.load.job import RID_WIDTH, Endpoint, Proxy, Stream
 from flatout.net import retry_after_s
 from flatout.protocol import KEPT_CHARS
 

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from flatout.flags import Flag, Status
 from flatout.load.job import Endpoint, Job, SelfCheck, Stream, Timeouts
-from flatout.load.pauses import AFTER_NS, KEPT, Pauses
 from flatout.load.process import LoadPool
+from flatout.load.watch import AFTER_NS, KEPT, Pauses
 from flatout.measure.checks import in_window
 from flatout.measure.verdict import client_limits
 from flatout.protocol import Shape, body

@@ -21,10 +21,10 @@ import pytest
 from flatout.load import clock as clock_module
 from flatout.load import process
 from flatout.load.clock import Clock
-from flatout.load.files import SPARE_FILES, allow_files
 from flatout.load.job import Endpoint, Job, Stream, Timeouts
 from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import CUT, OK
+from flatout.load.system import SPARE_FILES, allow_files
 from flatout.load.watch import Watch
 from flatout.protocol import Shape, body
 from tests.load_server import Server, answer, job, run_once, serving
@@ -47,7 +47,7 @@ def test_only_light_parts_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
         assert run_once(pool, job(server.port), 5).samples.outcome.tolist() == [OK]
     modules = out.read_text().split()
     ours = {m for m in modules if m.startswith("flatout")}
-    assert "flatout.load.loop" in ours
+    assert "flatout.load.reader" in ours
     assert all(m in {"flatout", "flatout.protocol"} or m.startswith("flatout.load") for m in ours)
     foreign = {m.split(".")[0] for m in modules} - set(sys.stdlib_module_names) - {"flatout", "__main__"}
     foreign = {m for m in foreign if not m.startswith(("_cython", "cython_runtime", "_distutils_hack", "_virtualenv"))}
@@ -87,7 +87,7 @@ def test_a_killed_process_is_told_at_once() -> None:
 
 def test_a_hung_process_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "SILENCE_S", 2.0)
-    monkeypatch.setattr(process, "LOOK_S", 0.5)
+    monkeypatch.setattr(process, "COUNT_S", 0.5)
     with serving(lambda p: p.stream(answer(1000), 0.01)) as server, LoadPool() as pool:
         pool.start(job(server.port, mode="closed"))
         pool.wait(5, until=lambda s: s.started == 1)
@@ -328,7 +328,7 @@ def test_the_fallback_without_epoll_and_without_stamps(monkeypatch: pytest.Monke
         import select
         import flatout.load.clock as c
         import flatout.load.child as child
-        from flatout.load.poller import SelectorPoller
+        from flatout.load.system import SelectorPoller
         c.Clock.__init__.__kwdefaults__["kernel"] = False
         child.make_poller = SelectorPoller
         """,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.load import exchange as exchange_module
+from flatout.load import stream as stream_module
 from flatout.load.decode import Decoder
-from flatout.load.exchange import Exchange
+from flatout.load.stream import Exchange
 from flatout.protocol import Splitter, read_event, read_usual, single_events
 
 CAPTURES = Path(__file__).parent / "fixtures" / "captures"
@@ -97,12 +97,12 @@ def by_exchange(pieces: list[list[bytes]], batch: int) -> Decoder:
         made.ends.append(len(made.parts))
         if i % 5 == 4:
             made.decode(0)  # a slice that has no time left
-    before, exchange_module.BATCH = exchange_module.BATCH, batch
+    before, stream_module.BATCH = stream_module.BATCH, batch
     try:
         while not made.decode(0):
             assert made.reads_pending
     finally:
-        exchange_module.BATCH = before
+        stream_module.BATCH = before
     assert not made.reads_pending and not made.parts
     return made.decoder
 

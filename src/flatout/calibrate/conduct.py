@@ -16,8 +16,8 @@ from flatout.calibrate.bench import SceneError, measure
 from flatout.calibrate.scenes import Scene, events_scene, known_speeds, streams_scene
 from flatout.calibrate.sender import senders
 from flatout.calibration import Calibration, Limit, Point, machine_key, save
-from flatout.load.files import most_streams
 from flatout.load.process import LoadError, LoadPool
+from flatout.load.system import most_streams
 from flatout.rig import RigHandle
 
 WINDOW_S: Final = 2.0

@@ -12,10 +12,10 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from flatout.load.clock import Clock
-from flatout.load.exchange import Exchange
-from flatout.load.framing import connect_head, host_port
+from flatout.load.http import connect_head, host_port
 from flatout.load.job import Endpoint
-from flatout.load.poller import IN, OUT, Poller
+from flatout.load.stream import Exchange
+from flatout.load.system import IN, OUT, Poller
 from flatout.net import Address, tls_context
 from flatout.protocol import KEPT_CHARS, shorten
 

@@ -6,7 +6,7 @@ import json
 from array import array
 from typing import Final
 
-from flatout.load.samples import ANSWER, IDS_ONLY, REASONING, TOOL
+from flatout.load.samples import ANSWER, ARRIVAL_COLUMNS, IDS_ONLY, REASONING, TOOL
 from flatout.protocol import (
     DONE,
     KEPT_CHARS,
@@ -18,7 +18,7 @@ from flatout.protocol import (
     read_usual,
     shorten,
     single_events,
-)
+)  # fmt: skip
 
 HEAD_BYTES: Final = 8192
 _MAX: Final = 2**31 - 1
@@ -165,12 +165,31 @@ class Decoder:
         self.completion = _count(usage.completion, self.completion)
         self.reasoning = _count(usage.reasoning, self.reasoning)
 
+    def row(self) -> dict[str, int]:
+        """The columns of `Samples` that the events of this answer fill, but for the index of its finish reason."""
+        return {
+            "first_token_ns": self.first_token_ns,
+            "first_answer_ns": self.first_answer_ns,
+            "last_token_ns": self.t_ns[-1] if self.t_ns else -1,
+            "prompt_tokens": self.prompt,
+            "cached_tokens": self.cached,
+            "completion_tokens": self.completion,
+            "reasoning_tokens": self.reasoning,
+            "text_bytes": self.text_bytes,
+            "choices": self.choices,
+        }
+
     def running_counts(self) -> array[int]:
         """Running counts per arrival, all -1 where the first arrival has none: a usage that comes with the last text
         alone is the total, and no running count."""
-        if len(self.running) and self.running[0] < 0:
+        if self.running and self.running[0] < 0:
             return array("i", [-1]) * len(self.running)
         return self.running
+
+    def arrivals(self) -> dict[str, array[int]]:
+        """The arrivals' columns of `Samples`."""
+        columns = self.t_ns, self.running_counts(), self.id_tokens, self.text_len, self.kind
+        return dict(zip(ARRIVAL_COLUMNS, columns, strict=True))
 
     def verdict(self, content_type: str, trouble: str | None) -> str | None:
         """Why the answer does not count, None if it does. `trouble`: what went wrong below HTTP's end, if anything; an

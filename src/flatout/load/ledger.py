@@ -9,10 +9,9 @@ from typing import Final
 
 import numpy as np
 
-from flatout.load.exchange import Exchange
 from flatout.load.job import Counts
-from flatout.load.samples import CUT, FAILED, OK, REFUSED
-from flatout.load.table import Table
+from flatout.load.samples import CUT, FAILED, OK, REFUSED, Table
+from flatout.load.stream import Exchange
 from flatout.load.watch import Watch
 
 SLICE_NS: Final = 300_000
@@ -96,9 +95,10 @@ class Ledger:
             "http_status": exchange.status,
             "outcome": outcome,
             "asked_tokens": exchange.asked,
+            "finish": self.table.index(self.table.finish_names, decoder.finish),
             "error": self.table.index(self.table.error_texts, words),
         }
-        self.table.add(row, decoder, exchange.rid)
+        self.table.add(row | decoder.row(), decoder.arrivals(), exchange.rid, "".join(decoder.texts or ()))
         self._note_reads(exchange)
         if self._counts is not None:
             self._counts.fresh.extend(decoder.t_ns[exchange.counted :])
@@ -107,12 +107,8 @@ class Ledger:
 
     def events(self, running: Collection[Exchange]) -> int:
         """Events with content so far; a read not decoded yet counts as one."""
-        total = len(self.table.t_ns)
-        for exchange in running:
-            total += len(exchange.decoder.t_ns) + exchange.reads_pending
-        for exchange in self.waiting:
-            total += len(exchange.decoder.t_ns) + exchange.reads_pending
-        return total
+        total = len(self.table.arrivals["t_ns"])
+        return total + sum(len(e.decoder.t_ns) + e.reads_pending for e in (*running, *self.waiting))
 
     def counts(self, t0_ns: int, bin_ns: int, running: Collection[Exchange]) -> Counts:
         """Events with content per bin since `t0_ns`. What is not decoded by now counts one event a read."""
@@ -120,7 +116,7 @@ class Ledger:
         held = [*running, *self.waiting]
         if bins is None or (bins.t0_ns, bins.bin_ns) != (t0_ns, bin_ns):
             bins = self._counts = _Bins(t0_ns, bin_ns)
-            bins.fresh.extend(self.table.t_ns)
+            bins.fresh.extend(self.table.arrivals["t_ns"])
             for exchange in held:
                 exchange.counted = 0
         pending = array("q")

@@ -8,28 +8,18 @@ from typing import Final
 import msgspec
 
 from flatout.load.job import Counts, Job, SelfCheck, Status
-from flatout.load.table import Packed
+from flatout.load.samples import Packed
 
 LENGTH: Final = struct.Struct("<Q")
 
 
-class LaneSpec(msgspec.Struct, frozen=True):
-    """A stream whose bodies are numbers into the list of bodies: equal ones travel once."""
-
-    number: int
-    asked_tokens: int
-    body: int
-    first_body: int | None
-    first_asked_tokens: int
-    rid_offset: int
-    first_rid_offset: int
-
-
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """A job; `bodies` Body messages follow. `job.streams` is empty, `lanes` stands for it."""
+    """A job; `bodies` Body messages follow. The streams of `job` have no bodies: `places` has, for each of them, the
+    numbers of its body and of its first body (-1: none), so that equal ones travel once. `numbers`: of the streams."""
 
     job: Job
-    lanes: tuple[LaneSpec, ...]
+    numbers: tuple[int, ...]
+    places: tuple[tuple[int, int], ...]
     bodies: int
 
 
@@ -41,7 +31,7 @@ class Launch(msgspec.Struct, frozen=True, tag=True):
     """Every process is connected: send."""
 
 
-class Look(msgspec.Struct, frozen=True, tag=True):
+class Count(msgspec.Struct, frozen=True, tag=True):
     t0_ns: int
     bin_ns: int
 
@@ -77,11 +67,11 @@ class Launched(msgspec.Struct, frozen=True, tag=True):
     launch_ns: int
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class Progress(msgspec.Struct, frozen=True, tag=True):
     status: Status
 
 
-class Seen(msgspec.Struct, frozen=True, tag=True):
+class Counted(msgspec.Struct, frozen=True, tag=True):
     counts: Counts
 
 
@@ -106,11 +96,13 @@ class Result(msgspec.Struct, frozen=True, tag=True):
 
 
 class Crashed(msgspec.Struct, frozen=True, tag=True):
-    words: str
+    """A fault in the process itself; nothing follows."""
+
+    traceback: str
 
 
-ToChild = Begin | Body | Launch | Look | Stop | Quit
-ToParent = Hello | Accepted | Rejected | Ready | Launched | Told | Seen | Working | Piece | Result | Crashed
+ToChild = Begin | Body | Launch | Count | Stop | Quit
+ToParent = Hello | Accepted | Rejected | Ready | Launched | Progress | Counted | Working | Piece | Result | Crashed
 
 _encoder: Final = msgspec.msgpack.Encoder()
 decode_to_child: Final = msgspec.msgpack.Decoder(ToChild).decode

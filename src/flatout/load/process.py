@@ -17,33 +17,11 @@ from time import monotonic, monotonic_ns
 from types import TracebackType
 from typing import IO, Any, Final
 
-import msgspec
+from msgspec import MsgspecError
+from msgspec.structs import replace
 
-from flatout.load.job import Counts, Job, SelfCheck, Status, Stream
-from flatout.load.messages import (
-    Accepted,
-    Begin,
-    Body,
-    Crashed,
-    Hello,
-    Inbox,
-    LaneSpec,
-    Launch,
-    Launched,
-    Look,
-    Piece,
-    Quit,
-    Ready,
-    Rejected,
-    Result,
-    Seen,
-    Stop,
-    ToChild,
-    Told,
-    Working,
-    decode_to_parent,
-    pack,
-)
+from flatout.load import messages
+from flatout.load.job import Counts, Job, SelfCheck, Status
 from flatout.load.samples import Samples, merge
 
 COMMAND: Final = ("-P", "-m", "flatout.load")
@@ -51,7 +29,7 @@ BEGIN_S: Final = 20.0
 """A process must have started, and have taken over a job, within this time."""
 SILENCE_S: Final = 15.0
 """A process that says nothing for so long while a job runs is taken for hung (it speaks at least once a second)."""
-LOOK_S: Final = 5.0
+COUNT_S: Final = 5.0
 MIN_BIN_NS: Final = 1_000_000
 RID_PREFIX_MAX: Final = 24
 _STDERR: Final = 2
@@ -98,19 +76,19 @@ class _Child:
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             )
         self.sock.settimeout(BEGIN_S)
-        self.inbox = Inbox()
+        self.inbox = messages.Inbox()
         self.heard = monotonic()
-        self.hello: Hello | None = None
+        self.hello: messages.Hello | None = None
         self.dead: str | None = None
         self.reset()
 
     def reset(self) -> None:
-        self.taken: Accepted | Rejected | None = None
+        self.reply: messages.Accepted | messages.Rejected | None = None
         self.ready = False
         self.launch_ns: int | None = None
         self.status: Status | None = None
-        self.seen: Seen | None = None
-        self.result: Result | None = None
+        self.counted: messages.Counted | None = None
+        self.result: messages.Result | None = None
         self.pieces: dict[str, list[bytes]] = {}
 
     def take_samples(self) -> Samples:
@@ -122,16 +100,16 @@ class _Child:
             packed.columns[name] = b"".join(pieces)
         return packed.samples()
 
-    def send(self, message: ToChild) -> None:
+    def send(self, message: messages.ToChild) -> None:
         try:
             with self._sending:
-                self.sock.sendall(pack(message))
+                self.sock.sendall(messages.pack(message))
         except OSError as error:
             raise LoadError(
                 self.dead or f"the load process {self.process.pid} does not listen any more: {error}"
             ) from error
 
-    def obituary(self) -> str:
+    def exit_reason(self) -> str:
         """Why it is gone, from its exit code and its last words."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.process.wait(2.0)
@@ -153,7 +131,7 @@ class _Child:
             self.process.kill()
         with contextlib.suppress(OSError):
             self.sock.settimeout(0.5)
-            self.sock.sendall(pack(Quit()))
+            self.sock.sendall(messages.pack(messages.Quit()))
         self.sock.close()
         try:
             self.process.wait(2.0)
@@ -253,21 +231,21 @@ class LoadPool:
             for index, child in enumerate(children):
                 for message in _deal(job, index, len(children)):
                     child.send(message)
-            self._await(lambda c: c.taken is not None, children, BEGIN_S, "take over the job")
+            self._await(lambda c: c.reply is not None, children, BEGIN_S, "take over the job")
             for child in children:
-                if isinstance(child.taken, Rejected):
-                    raise JobRefused(child.taken.reason)
+                if isinstance(child.reply, messages.Rejected):
+                    raise JobRefused(child.reply.reason)
         except BaseException:
             self._abandon()
             raise
 
     def _abandon(self) -> None:
         """A job that did not come off: the processes that took it must not keep it, nor answer for it later."""
-        taken = [c for c in self._running if isinstance(c.taken, Accepted)]
+        taken = [c for c in self._running if isinstance(c.reply, messages.Accepted)]
         self._running = []
         with contextlib.suppress(LoadError):
             for child in taken:
-                child.send(Stop())
+                child.send(messages.Stop())
             self._await(lambda c: c.result is not None, taken, BEGIN_S, "drop the job")
 
     def status(self) -> Status:
@@ -297,10 +275,10 @@ class LoadPool:
             return Counts(t0_ns=-1, bin_ns=bin_ns, counts=())
         t0_ns = min(launches)
         for child in self._running:
-            child.seen = None
-            child.send(Look(t0_ns=t0_ns, bin_ns=bin_ns))
-        self._await(lambda c: c.seen is not None, self._running, LOOK_S, "count its events")
-        parts = [c.seen.counts for c in self._running if c.seen is not None]
+            child.counted = None
+            child.send(messages.Count(t0_ns=t0_ns, bin_ns=bin_ns))
+        self._await(lambda c: c.counted is not None, self._running, COUNT_S, "count its events")
+        parts = [c.counted.counts for c in self._running if c.counted is not None]
         width = max(len(p.counts) for p in parts)
         totals = tuple(sum(p.counts[i] for p in parts if i < len(p.counts)) for i in range(width))
         # one whose last event lies further back decodes as many as then
@@ -317,7 +295,7 @@ class LoadPool:
         for child in children:
             child.heard = monotonic()
             with contextlib.suppress(LoadError):  # told below, once the others have been told to stop
-                child.send(Stop())
+                child.send(messages.Stop())
         self._await(lambda c: c.result is not None, children, None, "hand over its samples")
         results = [c.result for c in children if c.result is not None]
         launches = [r.launch_ns for r in results if r.launch_ns >= 0]
@@ -385,75 +363,68 @@ class LoadPool:
             data = child.sock.recv(1 << 20)
         except OSError:
             data = b""
-        words = None if data else child.obituary()
+        words = None if data else child.exit_reason()
         try:
-            messages = [decode_to_parent(raw) for raw in child.inbox.feed(data)]
-        except msgspec.MsgspecError as error:
-            data, messages, words = b"", [], f"the load process {child.process.pid} cannot be understood: {error}"
+            received = [messages.decode_to_parent(raw) for raw in child.inbox.feed(data)]
+        except MsgspecError as error:
+            data, received, words = b"", [], f"the load process {child.process.pid} cannot be understood: {error}"
         with self._changed:
             child.heard = monotonic()
-            for message in messages:
-                self._hear(child, message)
+            for message in received:
+                self._receive(child, message)
             if not data and child.dead is None:
                 child.dead = words
             self._changed.notify_all()
         return bool(data)
 
-    def _hear(self, child: _Child, message: Any) -> None:
+    def _receive(self, child: _Child, message: Any) -> None:
         match message:
-            case Hello():
+            case messages.Hello():
                 child.hello = message
-            case Accepted() | Rejected():
-                child.taken = message
-            case Ready():
+            case messages.Accepted() | messages.Rejected():
+                child.reply = message
+            case messages.Ready():
                 child.ready = True
                 if self._running and all(c.ready for c in self._running):
                     for other in self._running:
                         with contextlib.suppress(LoadError):
-                            other.send(Launch())
-            case Launched(launch_ns=launch_ns):
+                            other.send(messages.Launch())
+            case messages.Launched(launch_ns=launch_ns):
                 child.launch_ns = launch_ns
-            case Told(status=status):
+            case messages.Progress(status=status):
                 child.status = status
-            case Seen():
-                child.seen = message
-            case Piece(column=column, data=piece):
+            case messages.Counted():
+                child.counted = message
+            case messages.Piece(column=column, data=piece):
                 child.pieces.setdefault(column, []).append(piece)
-            case Result():
+            case messages.Result():
                 child.result = message
-            case Crashed(words=words):
-                last = words.strip().splitlines()[-1]
+            case messages.Crashed(traceback=trace):
+                last = trace.strip().splitlines()[-1]
                 child.dead = f"the load process {child.process.pid} failed: {last}"
-            case Working():
+            case messages.Working():
                 pass
 
 
-def _deal(job: Job, index: int, processes: int) -> list[ToChild]:
+def _deal(job: Job, index: int, processes: int) -> list[messages.ToChild]:
     """The messages that give process `index` its share: every `processes`-th stream, and its share of the budget."""
-    mine = list(enumerate(job.streams))[index::processes]
+    numbers = range(index, len(job.streams), processes)
+    streams = [job.streams[number] for number in numbers]
     bodies: dict[bytes, int] = {}
 
-    def body(data: bytes) -> int:
-        return bodies.setdefault(data, len(bodies))
+    def place(body: bytes | None) -> int:
+        return -1 if body is None else bodies.setdefault(body, len(bodies))
 
-    lanes = tuple(_lane(number, stream, body) for number, stream in mine)
     budget = job.max_requests
     if budget is not None:
         budget = budget * (index + 1) // processes - budget * index // processes
-    own = msgspec.structs.replace(job, streams=(), max_requests=budget)
-    return [Begin(job=own, lanes=lanes, bodies=len(bodies)), *(Body(data=data) for data in bodies)]
-
-
-def _lane(number: int, stream: Stream, body: Callable[[bytes], int]) -> LaneSpec:
-    return LaneSpec(
-        number=number,
-        asked_tokens=stream.asked_tokens,
-        body=body(stream.body),
-        first_body=None if stream.first_body is None else body(stream.first_body),
-        first_asked_tokens=stream.first_asked_tokens,
-        rid_offset=stream.rid_offset,
-        first_rid_offset=stream.first_rid_offset,
+    begin = messages.Begin(
+        job=replace(job, streams=tuple(replace(s, body=b"", first_body=None) for s in streams), max_requests=budget),
+        numbers=tuple(numbers),
+        places=tuple((place(s.body), place(s.first_body)) for s in streams),
+        bodies=len(bodies),
     )
+    return [begin, *(messages.Body(data=data) for data in bodies)]
 
 
 def _merge_status(parts: list[Status | None]) -> Status:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import time
 from array import array
+from bisect import bisect_right, insort
+from dataclasses import dataclass
 from time import monotonic_ns
 from typing import Final
 
@@ -12,9 +14,8 @@ import numpy as np
 
 from flatout.load.clock import Clock
 from flatout.load.job import LAG_BIN_NS, SelfCheck
-from flatout.load.pauses import Pauses
-from flatout.load.priority import Priority
 from flatout.load.samples import I64
+from flatout.load.system import Priority
 
 LATE_LIMIT_NS: Final = 2_000_000
 MERGE_LAG_NS: Final = 100_000
@@ -22,6 +23,46 @@ MERGE_LAG_NS: Final = 100_000
 NOTED_TOGETHER: Final = 16_384
 """Reads whose lags are taken down at one time: numpy costs as much for a few as for many."""
 _PER_OCTAVE: Final = 16  # lag histogram: 1/16 octave, 4.4 % a bucket
+PAUSE_NS: Final = 5_000_000
+"""Longer than any turn of the loop, and shorter than what moves a figure (see `measure.verdict`)."""
+KEPT: Final = 64
+AFTER_NS: Final = 5_000_000
+"""What is read so soon after a pause may have waited in it together with something earlier."""
+
+
+@dataclass(slots=True, order=True)
+class Pause:
+    """`merged`: events that took the stamp of a later one, because both were read after the pause."""
+
+    begin_ns: int
+    end_ns: int
+    merged: int = 0
+
+
+class Pauses:
+    """`kept`: the longest ones, in order of time. `count`, `total_ns`: of all."""
+
+    def __init__(self) -> None:
+        self.kept: list[Pause] = []
+        self.count = 0
+        self.total_ns = 0
+
+    def add(self, begin_ns: int, end_ns: int) -> None:
+        self.count += 1
+        self.total_ns += end_ns - begin_ns
+        insort(self.kept, Pause(begin_ns, end_ns))
+        if len(self.kept) > KEPT:
+            self.kept.remove(min(self.kept, key=lambda p: p.end_ns - p.begin_ns))
+
+    def note_merged(self, stamps: I64, extra: I64) -> None:
+        """Reads of one request that brought `extra` events more than usual, by their stamps in ns. Shapes: R."""
+        if not self.kept:
+            return
+        begins = [p.begin_ns for p in self.kept]
+        for t_ns, more in zip(stamps.tolist(), extra.tolist(), strict=True):
+            at = bisect_right(begins, t_ns) - 1
+            if at >= 0 and t_ns <= self.kept[at].end_ns + AFTER_NS:
+                self.kept[at].merged += more
 
 
 class Watch:

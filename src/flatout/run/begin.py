@@ -21,8 +21,8 @@ from flatout.engines.launch import Launched
 from flatout.engines.probe import Capabilities, probe
 from flatout.flags import Status
 from flatout.host.telemetry import Sampler
-from flatout.load.files import most_streams
 from flatout.load.process import LoadPool
+from flatout.load.system import most_streams
 from flatout.plan import Limits, PlannedCell, plan, within
 from flatout.prompts.book import PromptBook
 from flatout.prompts.text import Corpus

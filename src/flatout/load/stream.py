@@ -11,7 +11,7 @@ from typing import Any, Final
 import httptools
 
 from flatout.load.decode import Decoder
-from flatout.load.framing import status_words
+from flatout.load.http import status_words
 
 BATCH: Final = 64
 """Pieces of the body decoded between two looks at the clock: 0.1 ms."""
@@ -29,7 +29,7 @@ class Exchange:
         "_arrivals_noted", "_first_byte_ns", "_last_ns", "_parser", "_reads_decoded", "_whole", "asked", "attention",
         "complete", "connect_ns", "content_type", "counted", "decoder", "end_ns", "ends", "excess", "feed", "first",
         "headers", "keep_alive", "lags", "on_body", "parts", "reused", "rid", "round", "send_ns", "stamps", "status",
-        "stopped_ns", "stream", "trouble", "wire_bytes", "written",
+        "stream", "trouble", "wire_bytes",
     )  # fmt: skip
 
     def __init__(self, stream: int, number: int, asked: int, rid: str, *, keep_text: bool) -> None:
@@ -39,8 +39,7 @@ class Exchange:
         self.rid = rid
         self.first = False  # of its stream, with the body of the first round
         self.reused = False  # its connection had served a request before, or was idle for long
-        self.written = False
-        self.send_ns = self.connect_ns = self.end_ns = self.stopped_ns = -1
+        self.send_ns = self.connect_ns = self.end_ns = -1
         self.parts: list[bytes] = []
         self.stamps = array("q")
         self.lags = array("i")

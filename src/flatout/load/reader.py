@@ -1,4 +1,4 @@
-"""The loop of the load process: wait, read, stamp, store. Everything else happens when nothing waits to be read."""
+"""Reading: wait for sockets, read, stamp, store. Everything else happens when nothing waits to be read."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import httptools
 from flatout.load.clock import ANCILLARY_BYTES, DOUBTFUL_LAG_NS, STAMP, Clock
 from flatout.load.connection import BULK_BYTES, READ_BYTES, Connection, tls_words
 from flatout.load.driver import Driver
-from flatout.load.exchange import Exchange
 from flatout.load.ledger import SLICE_NS
-from flatout.load.pauses import PAUSE_NS
-from flatout.load.poller import IN, OUT, Poller
+from flatout.load.stream import Exchange
+from flatout.load.system import IN, OUT, Poller
+from flatout.load.watch import PAUSE_NS
 from flatout.protocol import shorten
 
 BATCH: Final = 256
@@ -30,7 +30,7 @@ _BULK_READS: Final = 16
 _PARSER_ERRORS: Final = (httptools.HttpParserError, httptools.HttpParserUpgrade, httptools.HttpParserCallbackError)
 
 
-class Loop:
+class Reader:
     """Runs one driver over a poller. `handlers`: other descriptors (the parent's) and what to call for them."""
 
     def __init__(self, poller: Poller, clock: Clock, handlers: dict[int, Callable[[int], None]]) -> None:
