@@ -24,8 +24,8 @@ from tests import page_records, records
 
 from flatout.limits import known
 from flatout.record import Cell, Fact, Record
-from flatout.site import counts, schema, standings
-from flatout.site.facts import PointRow, RunFacts, run_facts
+from flatout.site import boards, index, schema
+from flatout.site.index import PointRow, RunFacts, run_facts
 from flatout.site.intake import public_id_of, take
 from flatout.site.settings import Settings
 from flatout.site.store import Store
@@ -119,7 +119,7 @@ class _Batch:
         points = {row["id"]: facts.points for row, facts in runs}
         self._rows[schema.runs] += [row for row, _ in runs]
         self._rows[schema.points] += itertools.chain.from_iterable(cells)
-        self._rows[schema.standings] += standings.rows(members[0].repro_key, members, points, [None])
+        self._rows[schema.standings] += boards.rows(members[0].repro_key, members, points, [None])
         if len(self._rows[schema.runs]) >= _CHUNK:
             self.flush()
 
@@ -222,7 +222,7 @@ def _run(rng: random.Random, facts: RunFacts, end: datetime, number: int) -> tup
 
 def _names(run: RunFacts) -> list[tuple[str, str, str]]:
     row = asdict(replace(run, points=()))
-    return [(kind, *named(row)) for kind, named in counts._KINDS.items() if named(row)[0]]
+    return [(kind, *named(row)) for kind, named in index._KINDS.items() if named(row)[0]]
 
 
 def _one_label(counts: Counter[tuple[str, str, str]]) -> dict[tuple[str, str, str], int]:
@@ -277,7 +277,7 @@ def check(made: Store, some: int = 40) -> int:
         asked = sa.select(table).where(table.c.repro_key.in_(keys)).order_by(table.c.repro_key, table.c.board)
         before = conn.execute(asked).all()
         for key in keys:
-            standings.refresh(conn, key)
+            boards.refresh(conn, key)
         after = conn.execute(asked).all()
         for one, two in zip(before, after, strict=True):
             for name in [column.name for column in table.c]:

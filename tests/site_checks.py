@@ -9,10 +9,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from flatout.record import parse
-from flatout.site import standings
+from flatout.site import boards
 from flatout.site.blobs import RECORDS, SAMPLES
-from flatout.site.facts import hardware_label, run_facts
-from flatout.site.schema import boards, names, points, runs
+from flatout.site.index import hardware_label, run_facts
+from flatout.site.schema import boards as counted_boards
+from flatout.site.schema import names, points, runs
 from flatout.site.schema import standings as ranked
 from flatout.site.store import DELETED, PUBLIC, Store
 
@@ -61,8 +62,8 @@ def _rankings(store: Store, keys: set[str]) -> None:
     with store.database.write() as conn:
         store.database.one_at_a_time(conn)
         before = [tuple(row) for row in conn.execute(ask)]
-        counted = {row.board: row.configurations for row in conn.execute(sa.select(boards))}
+        counted = {row.board: row.configurations for row in conn.execute(sa.select(counted_boards))}
         assert counted == Counter(row[0] for row in before)
         for key in sorted(keys):
-            standings.refresh(conn, key)
+            boards.refresh(conn, key)
         assert [tuple(row) for row in conn.execute(ask)] == before

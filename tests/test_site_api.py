@@ -437,11 +437,11 @@ def test_a_run_is_judged_by_the_time_at_which_it_came(quick: Opened) -> None:
 
 def test_a_configuration_is_ranked_once_a_change(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of its runs move: rankings are made while every other writer waits."""
-    from flatout.site import standings
+    from flatout.site import boards
 
     ann, made = quick.token("ann"), []
-    refresh = standings.refresh
-    monkeypatch.setattr(standings, "refresh", lambda conn, key: (made.append(key), refresh(conn, key)))
+    refresh = boards.refresh
+    monkeypatch.setattr(boards, "refresh", lambda conn, key: (made.append(key), refresh(conn, key)))
     first = quick.publish(body(1, tok_s=100.0), ann).json()["id"]
     assert len(made) == 1
     assert quick.publish(body(1, tok_s=110.0), ann, replaces=first).status_code == 201

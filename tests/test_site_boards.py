@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, func, select
 
 from flatout.compare.ratio import estimate
-from flatout.site import boards, schema, standings, subjects
+from flatout.site import boards, schema, subjects
 from flatout.site.boards import Board, Pooled
 from flatout.site.database import Database
 from flatout.site.store import Store
@@ -241,15 +241,15 @@ def test_repeats_are_one_row_and_configurations_are_ranked(database: Database, t
     newest = published(store, 2, speed=1.01)
     other = published(store, 3, gpu="B200", speed=2.0)
     with database.read() as conn:
-        rows = standings.top(conn, "single:8192")
+        rows = boards.top(conn, "single:8192")
         assert [(r.public_id, r.place, r.runs) for r in rows] == [(other, 1, 1), (newest, 2, 2)]
         assert rows[1].low is not None and rows[1].low < rows[1].value < (rows[1].high or 0)
         assert rows[0].hardware.startswith("B200") and rows[0].model_key == rows[1].model_key
-        mine = standings.top(conn, "single:8192", hardware=rows[1].hardware_key)
+        mine = boards.top(conn, "single:8192", hardware=rows[1].hardware_key)
         assert [(r.public_id, r.place) for r in mine] == [(newest, 1)]
-        assert standings.top(conn, "single:8192", model="none of that name") == []
-        assert standings.top(conn, "total:8192:1") == [] == standings.top(conn, "single:77")
-        infos = standings.all_boards(conn)
+        assert boards.top(conn, "single:8192", model="none of that name") == []
+        assert boards.top(conn, "total:8192:1") == [] == boards.top(conn, "single:77")
+        infos = boards.all_boards(conn)
         assert {i.configurations for i in infos} == {2}
         assert [i.board.kind for i in infos] == sorted((i.board.kind for i in infos), key=boards.KINDS.index)
         assert counts(conn) == true_counts(conn)
@@ -261,17 +261,17 @@ def test_what_is_not_public_ends_or_lacks_hardware_is_not_ranked(database: Datab
     published(store, 1, hardware=unknown)
     published(store, 2, state="failed", state_reason="the server died")
     with database.read() as conn:
-        assert standings.all_boards(conn) == [] == standings.top(conn, "single:8192")
+        assert boards.all_boards(conn) == [] == boards.top(conn, "single:8192")
     queued = site_records.store(database, tmp_path, moderation="queue")
     waits = queued.publish(site_records.taken(store.settings, 3), account_id=None, who="ann").public_id
     with database.read() as conn:
-        assert standings.top(conn, "single:8192") == []
+        assert boards.top(conn, "single:8192") == []
     queued.approve(waits, who="mod")
     with database.read() as conn:
-        assert [r.public_id for r in standings.top(conn, "single:8192")] == [waits]
+        assert [r.public_id for r in boards.top(conn, "single:8192")] == [waits]
     store.hide(waits, who="mod", reason="made up")
     with database.read() as conn:
-        assert standings.all_boards(conn) == [] == standings.top(conn, "single:8192")
+        assert boards.all_boards(conn) == [] == boards.top(conn, "single:8192")
 
 
 def test_a_withdrawn_repeat_leaves_the_others(database: Database, tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_a_withdrawn_repeat_leaves_the_others(database: Database, tmp_path: Path
     one, two = published(store, 1), published(store, 2, speed=1.5)
     store.withdraw(two, who="operator", account_id=None, reason="wrong flags", moderator=True)
     with database.read() as conn:
-        (row,) = standings.top(conn, "single:8192")
+        (row,) = boards.top(conn, "single:8192")
         assert (row.public_id, row.runs) == (one, 1)
         assert counts(conn) == true_counts(conn)
 
@@ -291,7 +291,7 @@ def test_many_at_once_leave_the_rankings_right(database: Database, tmp_path: Pat
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(lambda taken: store.publish(taken, account_id=None, who="local"), takes, timeout=60))
     with database.read() as conn:
-        rows = standings.top(conn, "single:8192")
+        rows = boards.top(conn, "single:8192")
         assert sorted(row.runs for row in rows) == [4, 4, 4]
         assert counts(conn) == true_counts(conn)
 
@@ -309,7 +309,7 @@ def test_a_subject_tells_what_is_fastest_and_by_how_much(database: Database, tmp
     ):
         published(store, i, gpu=gpu, engine=engine, speed=speed, command=f"{engine} serve --flag {i}")
     with database.read() as conn:
-        key = standings.top(conn, "single:8192")[0].model_key
+        key = boards.top(conn, "single:8192")[0].model_key
         found = subject(conn, "model", key)
         assert found.runs == 4 and found.among == "hardware with engine"
         assert {f.board.kind for f in found.single} == {"single"} and {f.board.kind for f in found.total} == {"total"}

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flatout.compare.ratio import estimate
-from flatout.site import boards, reproductions, shifts
+from flatout.site import boards, history, reproductions
 
 VALUES = st.one_of(
     st.sampled_from([5e-324, 1e-308, 1e-300, 1.0, 1e300, 1e304, 1e308, sys.float_info.max]),
@@ -55,13 +55,13 @@ def test_a_ranking_of_anything_has_places(found: list[tuple[float, float | None,
 @example(FALL)
 @example(FALL[::-1])
 def test_a_history_of_anything_is_told(found: list[tuple[float, float | None, float | None]]) -> None:
-    made = shifts.shifts([shifts.Dated(n, *rate, public_id=f"{n}") for n, rate in enumerate(found)])
+    made = history.change_points([history.Dated(n, *rate, public_id=f"{n}") for n, rate in enumerate(found)])
     for shift in made:
         assert 0 < shift.change.value < math.inf and shift.change.p is not None
 
 
 def test_the_widest_fall_is_a_shift() -> None:
-    (shift,) = shifts.shifts([shifts.Dated(n, *rate, public_id=f"{n}") for n, rate in enumerate(FALL)])
+    (shift,) = history.change_points([history.Dated(n, *rate, public_id=f"{n}") for n, rate in enumerate(FALL)])
     assert shift.index == 4 and shift.change.value < 1e-300
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.site import history, standings
+from flatout.site import boards, history
 from flatout.site.database import Database
-from flatout.site.shifts import LEAST_RUNS, Dated, shifts
+from flatout.site.history import LEAST_RUNS, Dated, change_points
 from tests import site_database, site_records
 
 database = site_database.database
@@ -40,14 +40,14 @@ def test_a_level_that_never_shifts_is_left_alone(n: int, capsys: pytest.CaptureF
     """At most 1 % of such series have an alarm: 600 of them, so up to 13 pass for that (3 standard errors)."""
     rng = random.Random(n)
     for sd, within in ((0.01, 0.004), (0.0, 0.01)):
-        alarms = sum(bool(shifts(series(rng, n, sd, within))) for _ in range(600))
+        alarms = sum(bool(change_points(series(rng, n, sd, within))) for _ in range(600))
         with capsys.disabled():
             print(
                 f"\n{n} runs, {sd:.1%} from run to run, ±{within:.1%} within: {alarms / 600:.2%} false alarms", end=""
             )
         assert alarms <= 13
     # three times as often where one run in many is far off
-    heavy = sum(bool(shifts(series(rng, n, 0.01, 0.004, df=5))) for _ in range(600))
+    heavy = sum(bool(change_points(series(rng, n, 0.01, 0.004, df=5))) for _ in range(600))
     assert heavy <= 30
 
 
@@ -60,7 +60,7 @@ def test_a_step_of_three_per_cent_is_found(
     rng = random.Random(n)
     found = placed = 0
     for _ in range(200):
-        some = shifts(series(rng, n, sd, 0.004, ((at, -0.03),)))
+        some = change_points(series(rng, n, sd, 0.004, ((at, -0.03),)))
         found += bool(some)
         placed += any(abs(shift.index - at) <= 1 for shift in some)
     with capsys.disabled():
@@ -73,7 +73,7 @@ def test_a_step_of_three_per_cent_is_found(
 
 def test_a_fall_that_was_mended_is_two_shifts() -> None:
     rng = random.Random(3)
-    some = [shifts(series(rng, 30, 0.006, 0.004, ((10, -0.03), (20, 0.03)))) for _ in range(60)]
+    some = [change_points(series(rng, 30, 0.006, 0.004, ((10, -0.03), (20, 0.03)))) for _ in range(60)]
     good = sum(len(s) == 2 and s[0].change.value < 1 < s[1].change.value for s in some)
     assert good / 60 > 0.85
 
@@ -85,7 +85,7 @@ def test_a_shift_says_levels_interval_and_versions() -> None:
         Dated(d.at_us, d.value, d.low, d.high, d.public_id, "1.0" if i < 12 else "1.1", "0.1.0" if i < 15 else "0.2.0")
         for i, d in enumerate(runs)
     ]
-    (shift,) = shifts(dated)
+    (shift,) = change_points(dated)
     assert (shift.index, shift.at_us, shift.sure, shift.before.runs, shift.after.runs) == (12, 12, True, 12, 8)
     assert shift.engine_version == ("1.0", "1.1") and shift.flatout is None
     assert shift.change.low is not None and shift.change.high is not None
@@ -97,7 +97,7 @@ def test_a_shift_says_levels_interval_and_versions() -> None:
 
 def test_the_newest_run_alone_is_not_sure() -> None:
     rng = random.Random(1)
-    (shift,) = shifts(series(rng, 15, 0.002, 0.003, ((14, -0.2),)))
+    (shift,) = change_points(series(rng, 15, 0.002, 0.003, ((14, -0.2),)))
     assert shift.index == 14 and not shift.sure
     assert "only the newest run" in history.shift_words(shift)
 
@@ -107,20 +107,20 @@ def test_one_run_off_in_the_middle_is_no_shift() -> None:
     runs = series(rng, 20, 0.003, 0.003)
     bad = runs[10]
     runs[10] = Dated(bad.at_us, bad.value * 0.8, bad.value * 0.79, bad.value * 0.81, bad.public_id)
-    assert shifts(runs) == []
+    assert change_points(runs) == []
 
 
 def test_runs_within_their_own_intervals_do_not_shift() -> None:
     """Equal among themselves by luck on each side, but each known to ±5 % only."""
     runs = [Dated(i, v, v * 0.95, v * 1.05, f"{i}") for i, v in enumerate([100.0] * 3 + [103.0] * 3)]
-    assert shifts(runs) == []
+    assert change_points(runs) == []
     sharp = [Dated(i, v, v * 0.999, v * 1.001, f"{i}") for i, v in enumerate([100.0, 100.1] * 8 + [103.0, 103.1] * 8)]
-    assert [s.index for s in shifts(sharp)] == [16]
+    assert [s.index for s in change_points(sharp)] == [16]
 
 
 def test_a_series_goes_forward() -> None:
     with pytest.raises(ValueError, match="oldest"):
-        shifts([Dated(2, 1.0, None, None, "a"), Dated(1, 1.0, None, None, "b")])
+        change_points([Dated(2, 1.0, None, None, "a"), Dated(1, 1.0, None, None, "b")])
 
 
 values = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.floats(1e-3, 1e6))
@@ -133,7 +133,7 @@ def test_any_series_is_read(some: list[tuple[float, float | None]]) -> None:
         Dated(i, v, None if s is None else v * (1 - s), None if s is None else v * (1 + s), str(i))
         for i, (v, s) in enumerate(some)
     ]
-    found = shifts(runs)
+    found = change_points(runs)
     assert [s.index for s in found] == sorted({s.index for s in found})
     assert all(0 < s.index < len(runs) and s.change.value > 0 for s in found)
     if len(runs) < LEAST_RUNS:
@@ -155,7 +155,7 @@ def test_a_configuration_over_time(database: Database, tmp_path: Path) -> None:
     other = store.publish(site_records.taken(store.settings, 50, gpu="B200"), account_id=None, who="local").public_id
     store.withdraw(ids[3], who="operator", account_id=None, reason="throttled", moderator=True)
     with database.read() as conn:
-        rows = standings.top(conn, "single:8192")
+        rows = boards.top(conn, "single:8192")
         key = next(r.history_key for r in rows if r.public_id in ids)
         assert len({r.repro_key for r in rows if r.history_key == key}) == 2, "two versions are two configurations"
         found = history.history(conn, key)

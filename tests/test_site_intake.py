@@ -27,7 +27,7 @@ from flatout.compare import launch_options
 from flatout.engines.redact import Redactor
 from flatout.load.samples import ARRIVAL_COLUMNS, DTYPES, REQUEST_COLUMNS, Samples, from_rows
 from flatout.record import Record, dump
-from flatout.site import facts, intake, rescan, samples, schema
+from flatout.site import index, intake, rescan, samples, schema
 from flatout.site.errors import Refused
 from flatout.site.intake import Taken, public_id_of, take, take_samples
 from flatout.site.samples import pack
@@ -402,18 +402,18 @@ def test_a_record_changed_anywhere_is_refused_or_kept(
 @QUICK
 @given(st.text(max_size=200), st.integers(20, 120))
 def test_a_key_fits_into_a_url(name: str, limit: int) -> None:
-    key = facts.key_of(name, limit)
+    key = index.key_of(name, limit)
     assert len(key) <= limit and key == key.lower() and bool(key) == bool(name.strip())
     assert all(char.isascii() and (char.isalnum() or char in "._+-") for char in key) and key not in (".", "..")
 
 
 def test_keys_of_different_names_differ() -> None:
-    assert facts.key_of("Qwen/Qwen3.5-4B") == "qwen-qwen3.5-4b"
-    assert facts.key_of("模型一") != facts.key_of("模型二") and facts.key_of("a" * 150) != facts.key_of("a" * 151)
-    assert facts.key_of(" ") == ""
+    assert index.key_of("Qwen/Qwen3.5-4B") == "qwen-qwen3.5-4b"
+    assert index.key_of("模型一") != index.key_of("模型二") and index.key_of("a" * 150) != index.key_of("a" * 151)
+    assert index.key_of(" ") == ""
 
 
-def facts_of(**more: Any) -> facts.RunFacts:
+def facts_of(**more: Any) -> index.RunFacts:
     return taken(site_records.content(1, **more)).facts
 
 
@@ -443,7 +443,7 @@ def test_what_is_not_known_stays_so() -> None:
     content["hardware"] = {"describes": "client only", "facts": {"gpu": {"value": "H200", "source": "host"}}}
     made = taken(content).facts
     assert made.hardware_key == "" and made.hardware == "hardware not known"
-    assert made.precision == made.speculation == facts.NOT_KNOWN
+    assert made.precision == made.speculation == index.NOT_KNOWN
     assert json.loads(made.summary)["launch_known"] is False
 
 

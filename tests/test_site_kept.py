@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from flatout.site import reproductions, schema, standings, subjects
+from flatout.site import boards, reproductions, schema, subjects
 from flatout.site.app import Site
 from flatout.site.pages import boards as board_pages
 from flatout.site.pages import history as history_page
@@ -203,7 +203,7 @@ def test_rankings_made_anew_show_at_once(site: Opened) -> None:
     assert site.site.store.renew() == 1
     assert html(site, MODEL) == as_new(site, MODEL)
     with site.site.database.read() as conn:
-        (row,) = standings.top(conn, "single:8192")
+        (row,) = boards.top(conn, "single:8192")
     assert row.public_id == first
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import insert
 
-from flatout.site import listing, schema, search
+from flatout.site import listing, schema
 from flatout.site.database import Database
 from flatout.site.errors import Refused
 from flatout.site.listing import Filter, Viewer
@@ -161,9 +161,9 @@ def test_the_ways_to_the_rows_give_the_same(store: Store, monkeypatch: pytest.Mo
     queries = ({"q": "qwen vllm", "p": "BF16"}, {"m": found(store).rows[3].model_key, "c": "32k"}, {"q": "200 eagle"})
     plain = [ids(found(store, **query)) for query in queries]
     assert all(plain)
-    monkeypatch.setattr(search, "_CHUNK", 3)
+    monkeypatch.setattr(listing, "_CHUNK", 3)
     assert [ids(found(store, **query)) for query in queries] == plain
-    monkeypatch.setattr(search, "NARROW", 0)
+    monkeypatch.setattr(listing, "NARROW", 0)
     assert [ids(found(store, **query)) for query in queries] == plain
 
 

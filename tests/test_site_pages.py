@@ -42,9 +42,9 @@ from flatout.site.drawer import (
     unpacked,
 )
 from flatout.site.errors import Forbidden, NotFound, Unavailable
+from flatout.site.history import Dated, change_points
 from flatout.site.pages import ahead, answers, badge, csrf, templating, traces, whiskers, workshop
 from flatout.site.pages.rendered import Rendered
-from flatout.site.shifts import Dated, shifts
 from tests import page_records, records, site_records
 from tests.site_client import Opened, opened
 
@@ -889,7 +889,7 @@ NUMBERS = st.one_of(st.none(), st.floats(min_value=0, max_value=1e14, allow_nan=
 @given(st.lists(st.tuples(st.floats(min_value=1e-3, max_value=1e14), NUMBERS, NUMBERS), min_size=1, max_size=30))
 def test_traces_are_svg_whatever_the_figures(found: list[tuple[float, float | None, float | None]]) -> None:
     runs = [Dated(i * 10**12, value, low, high, "abc", f"v{i // 4}<") for i, (value, low, high) in enumerate(found)]
-    made = traces.trace(runs, shifts(runs), 'a "label" <b>')
+    made = traces.trace(runs, change_points(runs), 'a "label" <b>')
     root = ET.fromstring(made)
     assert sum(1 for node in root.iter() if node.get("class") == "dot") == len(runs)
     assert "nan" not in made and "inf" not in made

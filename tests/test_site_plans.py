@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, delete, event, insert, select, text
 
-from flatout.site import history, listing, reproductions, schema, standings, subjects
+from flatout.site import boards, history, listing, reproductions, schema, subjects
 from flatout.site.database import Database
 from flatout.site.listing import Filter, Viewer
 from flatout.site.store import Store
@@ -211,7 +211,7 @@ def test_a_moderators_lists_are_found_by_index(store: Store) -> None:
 @pytest.mark.parametrize("keys", [{}, {"model": "model-0"}, {"hardware": "gpu-3"}, {"engine": "engine-0"},
                                   {"model": "model-0", "hardware": "gpu-0"}])  # fmt: skip
 def test_leaderboards_are_found_by_index(store: Store, keys: dict[str, str]) -> None:
-    rows = clean(store, lambda conn: standings.top(conn, "single:8192", **keys))
+    rows = clean(store, lambda conn: boards.top(conn, "single:8192", **keys))
     assert rows and len(rows) <= 100
     assert [r.value for r in rows] == sorted((r.value for r in rows), reverse=True)
     with store.database.read() as conn:
@@ -233,7 +233,7 @@ def test_subjects_are_found_by_index(store: Store, kind: subjects.SubjectKind, k
 
 def test_the_other_pages_are_found_by_index(store: Store) -> None:
     assert clean(store, listing.choices).model
-    assert clean(store, standings.all_boards)
+    assert clean(store, boards.all_boards)
     assert clean(store, lambda conn: history.digest(conn, "h7"))
     found = clean(store, lambda conn: history.history(conn, "h7"))
     assert found is not None and found.runs == 40

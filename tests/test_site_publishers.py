@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.site import accounts, boards, standings
+from flatout.site import accounts, boards
 from flatout.site.boards import Agreed, Board, Pooled, Run
 from flatout.site.database import Database
 from flatout.site.schema import runs
@@ -145,9 +145,9 @@ def publish(store: Store, account: int | None, number: int, **more: Any) -> str:
     return made.public_id
 
 
-def row_of(store: Store, board: str = "single:8192") -> standings.Standing:
+def row_of(store: Store, board: str = "single:8192") -> boards.Standing:
     with store.database.read() as conn:
-        (row,) = standings.top(conn, board)
+        (row,) = boards.top(conn, board)
     return row
 
 
@@ -191,7 +191,7 @@ def test_who_replaces_a_run_still_came_first(database: Database, tmp_path: Path)
 def test_many_runs_of_one_take_no_others_out(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(standings, "MOST_RUNS", 4)
+    monkeypatch.setattr(boards, "MOST_RUNS", 4)
     store = site_records.store(database, tmp_path)
     ann, mallory = people(store, "ann", "mallory")
     publish(store, ann, 1)
@@ -206,7 +206,7 @@ def test_a_row_of_doubtful_runs_alone_says_so(database: Database, tmp_path: Path
     assert not row_of(store).doubtful
     with database.write() as conn:
         conn.execute(sa.update(runs).values(trust="doubtful"))
-        standings.refresh(conn, store.row(one).repro_key)
+        boards.refresh(conn, store.row(one).repro_key)
     assert row_of(store).doubtful
     other = publish(store, None, 2, speed=1.5)
     row = row_of(store)
@@ -228,8 +228,8 @@ def test_rows_of_an_earlier_flatout_are_made_anew(kind: str, tmp_path: Path) -> 
             conn.execute(sa.text("UPDATE standings SET value = 1, low = NULL, high = NULL, runs = 2"))
         database.migrate()
         with database.read() as conn:
-            assert standings.outdated(conn) != [store.row(alone).repro_key] and len(standings.outdated(conn)) == 1
-            assert all(row.place >= 1 for row in standings.top(conn, "single:8192"))
+            assert boards.outdated(conn) != [store.row(alone).repro_key] and len(boards.outdated(conn)) == 1
+            assert all(row.place >= 1 for row in boards.top(conn, "single:8192"))
         assert store.renew() == 1 and store.renew() == 0
         with database.read() as conn:
             made = {

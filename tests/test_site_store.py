@@ -26,8 +26,8 @@ from flatout.site.accounts import add_token as make_token
 from flatout.site.blobs import RECORDS, Blobs
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, SiteError, Unavailable
+from flatout.site.index import Moved
 from flatout.site.intake import Taken, take
-from flatout.site.rows import Moved
 from flatout.site.schema import accounts, deeds, points, runs, tokens
 from flatout.site.store import DELETED, HIDDEN, PUBLIC, QUEUED, WITHDRAWN, Store, now_us
 from tests import site_records

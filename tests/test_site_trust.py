@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from flatout.flags import Flag as FlagName
 from flatout.flags import Status
 from flatout.record import Attempt, Cell, Flag, Record, SelfCheck, Tokens, parse
-from flatout.site import reproductions, suspicion, trust
+from flatout.site import audit, reproductions
+from flatout.site.audit import Check
 from flatout.site.database import Database
-from flatout.site.suspicion import Check
 from tests import records, site_database, site_records
 from tests.records import fact
 
@@ -59,7 +59,7 @@ def by_name(found: list[Check], name: str) -> Check:
 
 
 def checked(record: Record) -> list[Check]:
-    return trust.checks(record, received_us=RECEIVED_US)
+    return audit.checks(record, received_us=RECEIVED_US)
 
 
 def test_nothing_speaks_against_a_good_run() -> None:
@@ -118,7 +118,7 @@ def test_typed_facts_are_marked_and_every_field_says_its_origin() -> None:
     made.hardware.facts["gpu"] = fact("H200", source="typed")
     check = by_name(checked(made), "provenance")
     assert check.level == "note" and "hardware: gpu = H200" in check.text
-    told = {one.field: one for one in trust.origins(made)}
+    told = {one.field: one for one in audit.origins(made)}
     assert told["hardware: gpu"].source == "typed" and told["engine: version"].source == "server"
     missing = told["hardware: driver"]
     assert (missing.value, missing.source) == (None, None) and missing.reason == "nvidia-smi does not answer"
@@ -175,12 +175,12 @@ def test_equal_figures_are_a_doubt_and_chance_is_not() -> None:
      ("llama_70b_q4", 70), ("tiny", None), ("8B/phi", None)],
 )  # fmt: skip
 def test_the_size_in_a_models_name(name: str, billions: float | None) -> None:
-    assert suspicion.size_in_name(name) == billions
+    assert audit.size_in_name(name) == billions
 
 
 @given(st.text(max_size=300))
 def test_any_name_has_a_size_or_none(name: str) -> None:
-    found = suspicion.size_in_name(name)
+    found = audit.size_in_name(name)
     assert found is None or 0 < found < 10_000
 
 
@@ -201,7 +201,7 @@ def test_faster_than_memory_is_said_in_words() -> None:
 
 @pytest.mark.parametrize("made", [records.every_kind(), records.seed_page(), records.record([])])
 def test_every_record_is_checked(made: Record) -> None:
-    found = trust.checks(made)
+    found = audit.checks(made)
     assert {check.level for check in found} <= {"good", "note", "doubt"}
     names = [check.name for check in found]
     for name in ("consistency", "hardware limit", "isolation", "calibration", "self-check", "times", "identity"):
@@ -222,7 +222,7 @@ def test_no_damaged_record_stops_the_checks(data: st.DataObject) -> None:
             value = data.draw(st.none() | st.floats(allow_nan=False, allow_infinity=False))
             cell["decode"]["total_tok_s"][name] = value
         cell["decode"]["acceptance"] = {"length": data.draw(st.floats(-1, 9))}
-    assert trust.checks(parse(json.dumps(content)))
+    assert audit.checks(parse(json.dumps(content)))
 
 
 def cells(**rates: tuple[float, float]) -> dict[tuple[str, int, int], Any]:

@@ -13,8 +13,8 @@ from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from flatout.site.errors import Conflict, NotFound, Refused
+from flatout.site.index import now_us as now_us
 from flatout.site.moderation import note, plain
-from flatout.site.rows import now_us as now_us
 from flatout.site.schema import accounts, runs, tokens
 
 PREFIX: Final = "flatout_"

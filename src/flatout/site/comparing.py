@@ -20,7 +20,7 @@ from flatout.site.errors import Refused, Unavailable
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from flatout.site.rows import RunRow
+    from flatout.site.index import RunRow
 
 MOST_CELLS: Final = 4_000
 """Of all runs of a comparison together: 4 s of drawing, 1 s of comparing."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import string
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,10 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
-from sqlalchemy import event
+from sqlalchemy import ColumnElement, Table, event
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import Connection, Engine, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, NoSuchModuleError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import GenericFunction
 
 from flatout.site.errors import SiteError, Unavailable
 
@@ -252,3 +256,56 @@ def _told() -> Iterator[None]:
         if error.connection_invalidated:
             raise Unavailable(_GONE) from error
         raise
+
+
+LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+
+class Unindexed(GenericFunction[Any]):
+    """The column as it is. SQLite, which has no statistics here, then leaves its indexes to other conditions; with
+    them PostgreSQL chooses better itself."""
+
+    inherit_cache = True
+
+
+class Folded(GenericFunction[str]):
+    """ASCII letters in lower case: what both databases can do alike."""
+
+    inherit_cache = True
+
+
+@compiles(Unindexed, "sqlite")
+def _unindexed_sqlite(element: Any, compiler: Any, **more: Any) -> str:
+    return f"+{compiler.process(element.clauses, **more)}"
+
+
+@compiles(Unindexed, "postgresql")
+def _unindexed_postgresql(element: Any, compiler: Any, **more: Any) -> str:
+    return str(compiler.process(element.clauses, **more))
+
+
+@compiles(Folded, "sqlite")
+def _folded_sqlite(element: Any, compiler: Any, **more: Any) -> str:
+    return f"lower({compiler.process(element.clauses, **more)})"
+
+
+@compiles(Folded, "postgresql")
+def _folded_postgresql(element: Any, compiler: Any, **more: Any) -> str:
+    inner = compiler.process(element.clauses, **more)
+    return f"translate({inner}, '{string.ascii_uppercase}', '{string.ascii_lowercase}')"
+
+
+def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    """The column's values, for conditions and orders that another index serves better."""
+    return Unindexed(column, type_=column.type)
+
+
+def holds(column: ColumnElement[str], word: str) -> ColumnElement[bool]:
+    """The text holds the word, whatever the case of ASCII letters."""
+    escaped = word.translate(LOWER).replace("\\", r"\\").replace("%", r"\%").replace("_", r"\_")
+    return Folded(column).like(f"%{escaped}%", escape="\\")
+
+
+def upsert(conn: Connection, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that takes `on_conflict_do_update`."""
+    return postgresql.insert(table) if conn.dialect.name == "postgresql" else sqlite.insert(table)

@@ -218,7 +218,7 @@ def serve(pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the site, which then closes the pipe
     import flatout.show.page
     import flatout.show.page.compared
-    import flatout.site.trust  # noqa: F401
+    import flatout.site.audit  # noqa: F401
     from flatout.show import charts
 
     if charts.available():  # the first chart takes seconds, whoever asks for it
@@ -280,13 +280,13 @@ def run_page(content: bytes, samples: bytes | None, received_us: int) -> dict[st
     from flatout.show import matrix
     from flatout.show.page import fragment
     from flatout.show.page.head import title, verdict
-    from flatout.site import trust
+    from flatout.site import audit
 
     record = _parsed(content)
     with tempfile.TemporaryDirectory(prefix="flatout-drawing-") as folder:
         made = fragment(record, samples_dir=unpacked(samples, Path(folder)))
     drawable = importlib.util.find_spec("vl_convert") is not None and bool(matrix.of(record.cells).rows)
-    checks = [(one.name, one.level, one.text, one.checked) for one in trust.checks(record, received_us=received_us)]
+    checks = [(one.name, one.level, one.text, one.checked) for one in audit.checks(record, received_us=received_us)]
     return {
         "head": str(made.head), "rest": str(made.rest), "title": title(record), "description": verdict(record),
         "card": "yes" if drawable else "no", "checks": json.dumps(checks),

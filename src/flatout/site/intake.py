@@ -20,7 +20,7 @@ from flatout.record import FORMAT, Record
 from flatout.show.safe import clean
 from flatout.site import rescan
 from flatout.site.errors import Refused
-from flatout.site.facts import RunFacts, run_facts
+from flatout.site.index import RunFacts, run_facts
 from flatout.site.samples import take_samples
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, and_, func, insert, literal, or_, select, upd
 
 from flatout.site import schema
 from flatout.site.errors import Conflict, NotFound, Refused, no_run
-from flatout.site.rows import now_us
+from flatout.site.index import now_us
 from flatout.site.schema import accounts, reports, runs
 
 LONGEST_REASON: Final = 2_000

@@ -12,9 +12,9 @@ from sqlalchemy import Connection, Select, select
 from flatout.compare.ratio import Estimate, Ratio, estimate, level_of, ratio
 from flatout.flags import Status
 from flatout.show import numbers
-from flatout.site.rows import RunRow, of_history
+from flatout.site.database import unindexed
+from flatout.site.index import RunRow, of_history
 from flatout.site.schema import accounts, points, runs
-from flatout.site.sql import unindexed
 
 MOST_RUNS: Final = 50
 MOST_VERSIONS: Final = 20

@@ -21,14 +21,12 @@ from sqlalchemy.exc import IntegrityError
 
 from flatout.record import Record, parse
 from flatout.show.safe import clean
-from flatout.site import moderation, standings, trust
+from flatout.site import audit, boards, moderation
 from flatout.site.blobs import RECORDS, SAMPLES, Blobs
-from flatout.site.counts import count, touch
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable, no_run
-from flatout.site.facts import RunFacts
+from flatout.site.index import Moved, Published, RunFacts, RunRow, count, now_us, run_row, run_rows, touch
 from flatout.site.intake import Taken
-from flatout.site.rows import Moved, Published, RunRow, now_us, run_row, run_rows
 from flatout.site.schema import accounts, points, reports, runs, tokens
 
 if TYPE_CHECKING:
@@ -214,10 +212,10 @@ class Store:
     def renew(self) -> int:
         """Makes rankings anew that an earlier flatout made in another way; returns how many. Raises Unavailable."""
         with self.database.read() as conn:
-            keys = standings.outdated(conn)
+            keys = boards.outdated(conn)
         for key in keys:  # each by itself: who publishes meanwhile waits for one alone
             with self._changing() as conn:
-                standings.refresh(conn, key)
+                boards.refresh(conn, key)
                 touch(conn, key)
         return len(keys)
 
@@ -470,11 +468,11 @@ def _deed(conn: Connection, who: str, what: str, run_id: int | None, detail: str
 def _ranked(conn: Connection, moved: Iterable[Moved]) -> None:
     """Makes anew what these changes moved in rankings: once a configuration, when all of them are made."""
     for repro_key in dict.fromkeys(one.repro_key for one in moved):
-        standings.refresh(conn, repro_key)
+        boards.refresh(conn, repro_key)
 
 
 def _trust(record: Record, received_us: int) -> tuple[str, int]:
     """(good, notes or doubtful; number of notes and doubts)."""
-    levels = [check.level for check in trust.checks(record, received_us=received_us)]
+    levels = [check.level for check in audit.checks(record, received_us=received_us)]
     bad = [level for level in levels if level != "good"]
     return ("doubtful" if "doubt" in bad else "notes" if bad else "good"), len(bad)

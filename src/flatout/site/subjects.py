@@ -12,11 +12,10 @@ from sqlalchemy import Connection, exists, select
 
 from flatout.compare.ratio import Ratio
 from flatout.show import numbers
-from flatout.site import standings
-from flatout.site.boards import KINDS, Board, Kind, lead, parse
+from flatout.site import boards as leaderboards
+from flatout.site.boards import KINDS, Board, Kind, Standing, lead, parse
 from flatout.site.schema import boards, names, runs
 from flatout.site.schema import standings as ranked
-from flatout.site.standings import Standing
 
 SubjectKind = Literal["model", "hardware", "engine"]
 ROWS: Final = 5
@@ -119,13 +118,13 @@ def _fastest(conn: Connection, kind: SubjectKind, key: str, known: Sequence[Boar
     competes = attrgetter(*_AMONG[kind][1])
     for board in known:
         first_of: dict[tuple[str, ...], Any] = {}
-        for row in standings.first(conn, board.name, **_only(kind, key), limit=_SCANNED):  # the fastest first
+        for row in leaderboards.first(conn, board.name, **_only(kind, key), limit=_SCANNED):  # the fastest first
             first_of.setdefault(competes(row), row)
         best[board] = list(first_of.values())[:ROWS]
-    stand = standings.standing_for(conn, [row.run_id for rows in best.values() for row in rows])
+    stand = leaderboards.standing_for(conn, [row.run_id for rows in best.values() for row in rows])
     made = []
     for board, found in best.items():
-        rows = standings.placed(board, found, stand)
+        rows = leaderboards.placed(board, found, stand)
         ahead = lead(rows[0], rows[1]) if len(rows) > 1 and board.kind != "users" else None
         made.append(Fastest(board, rows, ahead, words(board.kind, rows, ahead)))
     return made

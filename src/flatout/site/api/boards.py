@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Path, Query, Request
 
-from flatout.site import boards, standings
+from flatout.site import boards
 from flatout.site.api.models import Board, BoardCount, Boards, Named, Ranking, Standing, when
 from flatout.site.api.runs import Key, run_url
 from flatout.site.api.words import errors
@@ -19,7 +19,7 @@ router = APIRouter(tags=["boards"])
 @router.get("/boards", summary="The boards that rank something", responses=errors())
 def all_boards(request: Request) -> Boards:
     with site(request).database.read() as conn:
-        found = standings.all_boards(conn)
+        found = boards.all_boards(conn)
     return Boards(boards=[BoardCount(**_about(i.board).model_dump(), configurations=i.configurations) for i in found])
 
 
@@ -38,14 +38,14 @@ def ranking(
     m: Key | None = None,
     h: Key | None = None,
     e: Key | None = None,
-    limit: Annotated[int, Query(ge=1, le=standings.MOST_ROWS)] = 100,
+    limit: Annotated[int, Query(ge=1, le=boards.MOST_ROWS)] = 100,
 ) -> Ranking:
     known = boards.parse(board)
     if known is None:
         raise NotFound("there can be no such board; /api/v1/boards lists those that rank something")
     here = site(request)
     with here.database.read() as conn:
-        found = standings.top(conn, board, model=m, hardware=h, engine=e, limit=limit)
+        found = boards.top(conn, board, model=m, hardware=h, engine=e, limit=limit)
     rows = [_standing(here.settings.base_url, row) for row in found]
     return Ranking(**_about(known).model_dump(), standings=rows)
 
@@ -54,7 +54,7 @@ def _about(board: boards.Board) -> Board:
     return Board(board=board.name, title=board.title, about=board.about, unit=board.unit)
 
 
-def _standing(base_url: str, row: standings.Standing) -> Standing:
+def _standing(base_url: str, row: boards.Standing) -> Standing:
     return Standing(
         place=row.place, value=row.value, low=row.low, high=row.high, runs=row.runs, run=row.public_id,
         url=run_url(base_url, row.public_id), started=when(row.started_us),

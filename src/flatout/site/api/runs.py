@@ -8,7 +8,7 @@ import anyio.to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
 
-from flatout.site import intake, listing, moderation, trust
+from flatout.site import audit, intake, listing, moderation
 from flatout.site.accounts import Who
 from flatout.site.api.auth import OPTIONAL, JsonOnly, Publisher, PublisherOrModerator, Visitor, limited
 from flatout.site.api.body import REQUEST_BODY, Sent, sent
@@ -34,7 +34,7 @@ from flatout.site.problems import Tombstone
 
 if TYPE_CHECKING:
     from flatout.record import Record
-    from flatout.site.rows import RunRow
+    from flatout.site.index import RunRow
 
 router = APIRouter(tags=["runs"])
 
@@ -255,7 +255,7 @@ def changed(here: Site, run_id: str) -> Changed:
 
 def checks(record: Record, received_us: int | None = None) -> list[Check]:
     """As the run's page tells them. `received_us`: when the site got it; None: now."""
-    return [Check(name=c.name, level=c.level, text=c.text) for c in trust.checks(record, received_us=received_us)]
+    return [Check(name=c.name, level=c.level, text=c.text) for c in audit.checks(record, received_us=received_us)]
 
 
 def state(text: str) -> State:

@@ -10,15 +10,14 @@ from urllib.parse import urlencode
 
 from fastapi import APIRouter, Request, Response
 
-from flatout.site import boards, listing, standings
-from flatout.site.boards import Board, Kind
+from flatout.site import boards, listing
+from flatout.site.boards import Board, BoardInfo, Kind, Standing
 from flatout.site.errors import NotFound
 from flatout.site.pages import workshop
 from flatout.site.pages.answers import READ
 from flatout.site.pages.rendered import BOARD
 from flatout.site.pages.templating import page, part, site_of
 from flatout.site.pages.whiskers import axis, whisker
-from flatout.site.standings import BoardInfo, Standing
 
 router: Final = APIRouter()
 ROWS: Final = 100
@@ -48,8 +47,8 @@ class Grid:
 def all_boards(request: Request) -> Response:
     """Every operating point that is ranked."""
     with site_of(request).database.read() as conn:
-        known = standings.all_boards(conn)
-        tops = [(info, standings.top(conn, info.board.name, limit=3)) for info in _common(known)]
+        known = boards.all_boards(conn)
+        tops = [(info, boards.top(conn, info.board.name, limit=3)) for info in _common(known)]
     grids = [grid(kind, known) for kind in boards.KINDS]
     leaders = [(info, rows) for info, rows in tops if rows]
     return page(request, "boards.html", "Leaderboards", grids=[g for g in grids if g.rows], leaders=leaders)
@@ -63,12 +62,12 @@ def board(request: Request, name: str) -> Response:
         raise NotFound("There is no such leaderboard. The operating points that are ranked stand at /boards.")
     asked = {key: request.query_params.get(key, "")[: listing.LONGEST] for key in ("m", "h", "e")}
     with site_of(request).database.read() as conn:
-        rows = standings.top(
+        rows = boards.top(
             conn, known.name, model=asked["m"] or None, hardware=asked["h"] or None, engine=asked["e"] or None,
             limit=ROWS,
         )  # fmt: skip
         there = listing.choices(conn)
-        near = [info for info in standings.all_boards(conn) if _beside(info.board, known)]
+        near = [info for info in boards.all_boards(conn) if _beside(info.board, known)]
     # all plain values: what they are written out as tells them from any others
     of = hashlib.sha256(repr((known, rows, there, asked, near)).encode()).hexdigest()
     _, made = workshop.part(request, BOARD, of, lambda: ({}, _body(known, rows, there, asked, near)))

@@ -13,13 +13,13 @@ from flatout.compare import letter_of
 from flatout.site import listing
 from flatout.site.api.runs import visible
 from flatout.site.errors import NotFound, Refused
+from flatout.site.index import RunRow
 from flatout.site.listing import Filter
 from flatout.site.pages import workshop
 from flatout.site.pages.answers import READ, Piece, piece
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import viewer
 from flatout.site.problems import Tombstone, sentence
-from flatout.site.rows import RunRow
 
 router: Final = APIRouter()
 MOST_SIDES: Final = 12

@@ -10,7 +10,9 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from flatout.site import moderation, reproductions
 from flatout.site.api.runs import visible
+from flatout.site.audit import Check
 from flatout.site.errors import Refused, SiteError
+from flatout.site.index import RunRow
 from flatout.site.middleware import address
 from flatout.site.pages import csrf, workshop
 from flatout.site.pages.answers import READ, Piece, piece
@@ -18,8 +20,6 @@ from flatout.site.pages.redirect import see_other
 from flatout.site.pages.rendered import REPEATS
 from flatout.site.pages.templating import page, part, site_of
 from flatout.site.pages.viewer import signed_in, viewer
-from flatout.site.rows import RunRow
-from flatout.site.trust import Check
 
 router: Final = APIRouter()
 Form = Annotated[Mapping[str, str], Depends(csrf.posted)]

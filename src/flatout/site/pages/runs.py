@@ -14,11 +14,11 @@ from sqlalchemy import Connection, func, select
 from flatout.site import listing
 from flatout.site.accounts import Who
 from flatout.site.errors import Refused
+from flatout.site.index import RunRow
 from flatout.site.listing import Filter
 from flatout.site.pages.answers import READ
 from flatout.site.pages.templating import page, site_of
 from flatout.site.pages.viewer import viewer
-from flatout.site.rows import RunRow
 from flatout.site.schema import names
 
 router: Final = APIRouter()

@@ -12,8 +12,8 @@ from markupsafe import Markup
 
 from flatout.show import numbers
 from flatout.show.safe import clean
+from flatout.site.history import Dated, Shift
 from flatout.site.pages.templating import day
-from flatout.site.shifts import Dated, Shift
 
 WIDE, HIGH = 460.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 26.0, 22.0

@@ -17,12 +17,12 @@ from sqlalchemy import select
 from flatout.site import comparing
 from flatout.site.comparing import Few
 from flatout.site.drawer import Busy, Drawer
+from flatout.site.index import Moved
 from flatout.site.middleware import address
 from flatout.site.pages.ahead import NEWEST, Ahead
 from flatout.site.pages.answers import Piece, pack, unpack
 from flatout.site.pages.rendered import COMPARISON, Rendered
 from flatout.site.pages.templating import site_of
-from flatout.site.rows import Moved
 from flatout.site.schema import runs
 from flatout.site.store import DELETED, HIDDEN, PUBLIC, QUEUED, WITHDRAWN, RunRow, Store
 

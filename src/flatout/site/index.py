@@ -1,4 +1,4 @@
-"""What the database holds of a record: its names, its keys, its measured cells. Pure."""
+"""What the database holds of a run: names, keys and measured cells from its record, and the row that lists show."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import hashlib
 import json
 import math
 import re
+import secrets
+import time
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection
 
 from flatout.compare import launch_options
 from flatout.flags import MEASURED, Status
 from flatout.record import Cell, Distribution, Fact, Rate, Record
 from flatout.show import about
 from flatout.show.safe import clean
+from flatout.site.database import upsert
 from flatout.site.errors import Refused
+from flatout.site.schema import accounts, names, runs
 
 NOT_KNOWN: Final = "not known"
 """Precision and speculation where the server does not tell."""
@@ -270,3 +277,138 @@ def _summary(record: Record) -> str:
         "flatout": clean(record.client.flatout, 40),
     }
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`created`: False where the site had the record already."""
+
+    public_id: str
+    state: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A run that has just come into a state. `repro_key`: the configuration whose ranking that may change."""
+
+    public_id: str
+    content_hash: str
+    state: str
+    repro_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A row of `runs`, by the names there, with the account's name (None: local)."""
+
+    id: int
+    public_id: str
+    content_hash: str
+    record_id: str
+    account_id: int | None
+    origin: str | None
+    state: str
+    state_reason: str | None
+    state_us: int | None
+    successor_id: int | None
+    replaces_id: int | None
+    received_us: int
+    started_us: int
+    bytes: int
+    samples_hash: str | None
+    model_key: str
+    model: str
+    hardware_key: str
+    hardware: str
+    engine_key: str
+    engine: str
+    engine_version: str | None
+    precision: str
+    speculation: str
+    repro_key: str
+    history_key: str
+    suite: str
+    run_state: str
+    cells: int
+    cells_measured: int
+    cells_sound: int
+    context_max: int | None
+    single_tok_s: float | None
+    total_tok_s: float | None
+    prefill_tok_s: float | None
+    trust: str
+    trust_notes: int
+    summary: str
+    account: str | None
+
+    def told(self) -> dict[str, Any]:
+        """What `facts` wrote into `summary`; empty for a deleted run."""
+        return dict(json.loads(self.summary))
+
+
+def now_us() -> int:
+    """This moment in microseconds since 1970 (UTC)."""
+    return time.time_ns() // 1000
+
+
+def run_rows() -> sa.Select[Any]:
+    """Rows for `run_row`."""
+    return sa.select(runs, accounts.c.name.label("account")).join_from(
+        runs, accounts, accounts.c.id == runs.c.account_id, isouter=True
+    )
+
+
+def run_row(row: Any) -> RunRow:
+    """From a row of `run_rows`."""
+    held = row._mapping
+    return RunRow(**{name: held[name] for name in _FIELDS})
+
+
+_FIELDS: Final = tuple(field.name for field in fields(RunRow))
+
+
+def of_history(wanted: sa.Select[Any], history_key: str, limit: int) -> sa.Select[Any]:
+    """Columns of `runs`, of the newest public runs of a configuration over all versions of its engine."""
+    mine = wanted.where(runs.c.history_key == history_key, runs.c.state == "public")
+    return mine.order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(limit)
+
+
+_KINDS: Final[dict[str, Callable[[Any], tuple[str, str]]]] = {
+    "model": lambda run: (run["model_key"], run["model"]),
+    "hardware": lambda run: (run["hardware_key"], hardware_label(run["hardware"])),
+    "engine": lambda run: (run["engine_key"], run["engine"]),
+    "precision": lambda run: (run["precision"], run["precision"]),
+    "speculation": lambda run: (run["speculation"], run["speculation"]),
+}
+_STAMP_BITS: Final = 62
+
+
+def count(conn: Connection, run: Any, change: int) -> None:
+    """One public run more or less under each of its names; one that is not known has none."""
+    found = [(kind, *named(run)) for kind, named in _KINDS.items()]
+    stamp = _stamp()
+    rows = [
+        {"kind": kind, "key": key, "label": label, "runs": change, "stamp": stamp} for kind, key, label in found if key
+    ]
+    if not rows:
+        return
+    row = upsert(conn, names)
+    more = {"runs": names.c.runs + row.excluded.runs, "stamp": row.excluded.stamp}
+    latest = {"label": row.excluded.label} if change > 0 else {}
+    conn.execute(row.on_conflict_do_update(index_elements=[names.c.kind, names.c.key], set_=more | latest), rows)
+    if change < 0:
+        conn.execute(sa.delete(names).where(names.c.runs <= 0))
+
+
+def touch(conn: Connection, repro_key: str) -> None:
+    """What is shown of a configuration's names has changed, though no run came or went."""
+    stamp = _stamp()
+    for kind in ("model", "hardware", "engine"):
+        mine = sa.select(runs.c[f"{kind}_key"]).where(runs.c.repro_key == repro_key)
+        conn.execute(sa.update(names).where(names.c.kind == kind, names.c.key.in_(mine)).values(stamp=stamp))
+
+
+def _stamp() -> int:
+    """By chance: a name whose last run went and that came again has none of its earlier ones, as a counter would."""
+    return secrets.randbits(_STAMP_BITS)
