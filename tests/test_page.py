@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from flatout.flags import MEASURED, SENTENCES, Flag, Status
 from flatout.record import Cell, Distribution, Histogram, Record, Series, parse
 from flatout.show import about, page
+from flatout.show.exports import csv as csv_export
 from flatout.show.page import drawing, rows, values
 from flatout.show.page.cells import MOST_CELLS, Limit, choose
 from flatout.show.page.heat import LIGHT, STEPS, Heat
@@ -37,7 +38,7 @@ SEED_FACTS = {
 }  # fmt: skip
 SEED_SECTIONS = ["Hardware", "Engine", "Run", "Launch command", "Prefill", "Sustained decode", "All measurements"]
 SEED_COLUMNS = [
-    "Phase", "Context", "Requests at once", "Status", "Total tok/s", "Per request tok/s", "TTFT", "Time between tokens",
+    "Phase", "Context", "Requests at once", "Status", "Total tok/s", "Per-request tok/s", "TTFT p50", "ITL p50",
     "Average active", "Completed requests", "Output tokens", "Measured for",
 ]  # fmt: skip
 
@@ -281,22 +282,22 @@ def test_cells_with_the_same_or_no_usable_id_get_their_own_anchor() -> None:
 def test_csv_and_json_hold_the_records_own_values() -> None:
     record = page_records.full_seed()
     shown = choose(record, None)
-    read = list(csv.DictReader(io.StringIO(rows.to_csv(shown.cells))))
+    read = list(csv.DictReader(io.StringIO(csv_export.write(record, shown.cells))))
     table = json.loads(rows.to_json(record, shown.cells, {}))["cells"]
     assert len(read) == len(table) == len(record.cells)
     for cell, line, row in zip(shown.cells, read, table, strict=True):
-        assert line["id"] == row["id"] == cell.id and line["status"] == cell.status
+        assert line["cell"] == row["cell"] == cell.id and line["status"] == cell.status
         if cell.decode is None or cell.status not in MEASURED:
-            assert line["itl_p50_ms"] == "" and row["itl_p50_ms"] is None
+            assert line["itl_ms_p50"] == "" and row["itl_ms_p50"] is None
             continue
         assert float(line["total_tok_s"]) == row["total_tok_s"] == cell.decode.total_tok_s.value
-        assert float(line["ttft_p50_ms"]) == row["ttft_p50_ms"] == cell.decode.ttft_ms.p50
+        assert float(line["ttft_ms_p50"]) == row["ttft_ms_p50"] == cell.decode.ttft_ms.p50
         assert float(line["total_tok_s_low"]) == cell.decode.total_tok_s.low
 
 
 def test_a_text_that_looks_like_a_formula_is_none_in_csv() -> None:
     cell = records.decode("=1+1", 8192, 1, status=Status.FAILED, reason="@SUM(A1)", error="-2")
-    line = next(csv.DictReader(io.StringIO(rows.to_csv([cell]))))
+    line = next(csv.DictReader(io.StringIO(csv_export.write(records.record([cell])))))
     assert line["context"] == "'=1+1" and line["reason"] == "'@SUM(A1)" and line["error"] == "'-2"
 
 
@@ -439,7 +440,7 @@ def test_every_figure_of_the_table_has_a_reason_or_a_value() -> None:
     """A dash never stands alone where the record knows why."""
     cell = records.decode("8K", 8192, 1, 10.0)
     assert cell.decode is not None
-    column = next(c for c in rows.IN_PAGE if c.name == "itl_p99_ms")
+    column = next(c for c in rows.IN_PAGE if c.name == "itl_ms_p99")
     cell.decode.itl_ms = Distribution(n=3, reasons={"p99": "needs 100 samples, has 3"})
     assert column.get(cell) is None and column.why(cell) == "needs 100 samples, has 3"
     assert about.measured(cell)

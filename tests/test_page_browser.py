@@ -15,8 +15,9 @@ import pytest
 
 from flatout.record import Record, parse
 from flatout.show import page
+from flatout.show.exports import csv as csv_export
 from flatout.show.page import rows
-from flatout.show.page.cells import Limit, choose
+from flatout.show.page.cells import Limit
 from tests import page_records, records
 from tests.chromium import CHROMIUM, NONE, WCAG
 
@@ -199,10 +200,10 @@ def test_files_come_out_of_the_page(browser: Any, files: Any, javascript: bool, 
             got[word] = target
         assert got["CSV"].name == "qwen-sglang-20261130T024100Z-Qwen3.5-4B-sglang.csv"
         text = got["CSV"].read_bytes().decode()
-        assert text == rows.to_csv(choose(record, None).cells)
+        assert text == csv_export.write(record)
         read = list(csv.DictReader(io.StringIO(text)))
         measured = {c.id: c.decode.total_tok_s.value for c in record.cells if c.decode is not None}
-        assert {line["id"]: float(line["total_tok_s"]) for line in read if line["id"] in measured} == measured
+        assert {line["cell"]: float(line["total_tok_s"]) for line in read if line["cell"] in measured} == measured
         assert len(json.loads(got["JSON"].read_text())["cells"]) == len(record.cells)
         assert parse(gzip.decompress(got["the whole record (JSON, gzip)"].read_bytes())) == record
         if javascript:

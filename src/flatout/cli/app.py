@@ -11,6 +11,7 @@ import typer
 from flatout import __version__
 from flatout.cli.site import option as _option
 from flatout.cli.site import site_app
+from flatout.show import exports
 
 app = typer.Typer(
     name="flatout",
@@ -208,9 +209,7 @@ def report_command(
     parquet: Annotated[
         bool, _option("Every planned cell as Parquet (needs the extra 'parquet').", "--parquet")
     ] = False,
-    format_: Annotated[
-        str | None, _option("llama-bench, bencher, github, localmaxxing or localmaxxing-all.", "--format")
-    ] = None,
+    format_: Annotated[str | None, _option(f"One of {', '.join(exports.formats())}.", "--format")] = None,
     model: _Model = None,
     gpu: _Gpu = None,
     bandwidth: _Bandwidth = None,

@@ -69,7 +69,7 @@ def _known_trouble() -> tuple[type[Exception], ...]:
     from flatout.run.begin import CorpusError
     from flatout.run.recount import TokenizerError
     from flatout.run.resume import ResumeError
-    from flatout.show.export import ExportError
+    from flatout.show.exports import ExportError
     from flatout.show.picture import PictureError
     from flatout.site.errors import SiteError
     from flatout.site.settings import SettingsError

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 EXIT_OK: Final = 0
 EXIT_FOUND: Final = 1
+STDOUT: Final = Path("-")
+_FILES: Final = {"png": "matrix.png", "card": "card.png", "parquet": "cells.parquet"}
+"""Forms that go to a file beside the record where no other is named."""
 
 
 class ReadingError(Exception):
@@ -43,18 +46,15 @@ def report(
     form = asked[0] if asked else "page"
     if form == "format":
         form = str(made["format"])
-    if form in ("png", "card", "parquet"):
-        default = {"png": "matrix.png", "card": "card.png", "parquet": "cells.parquet"}[form]
-        return _write(_binary(record, form), output or found.with_name(default))
     if form == "page":
         limits = _page_limits(record, model, gpu, bandwidth, tflops)
+        if output == STDOUT:
+            return _write(page_text(record, found.parent, limits), output)
         print(write_page(record, found.parent, output, limits))
         return EXIT_OK
-    text = _text(record, form)
-    if output is not None:
-        return _write(text.encode(), output)
-    print(text)
-    return EXIT_OK
+    content = _content(record, form, model)
+    default = found.with_name(_FILES[form]) if form in _FILES else STDOUT
+    return _write(content, output or default)
 
 
 def write_page(
@@ -62,61 +62,46 @@ def write_page(
 ) -> Path:
     """Writes the page of the record in `directory` (to `page.html` beside it, or to `output`) and returns where."""
     from flatout.run.store import write_beside
-    from flatout.show.page import render
 
     path = output or directory / "page.html"
-    write_beside(path, render(record, samples_dir=directory / "samples", limits=limits).encode())
+    write_beside(path, page_text(record, directory, limits).encode())
     return path
 
 
-def _write(data: bytes, path: Path) -> int:
+def page_text(record: Record, directory: Path, limits: Mapping[str, Limit] | None = None) -> str:
+    from flatout.show.page import render
+
+    return render(record, samples_dir=directory / "samples", limits=limits)
+
+
+def _write(content: str | bytes, path: Path) -> int:
+    """To a file, whose path is printed; `-` is the standard output."""
     from flatout.run.store import write_beside
 
-    write_beside(path, data)
-    print(path)
+    data = content.encode() if isinstance(content, str) else content
+    if path != STDOUT:
+        write_beside(path, data)
+        print(path)
+    elif isinstance(content, str):
+        print(content, end="" if content.endswith("\n") else "\n")
+    else:
+        sys.stdout.buffer.write(data)
     return EXIT_OK
 
 
-def _binary(record: Record, form: str) -> bytes:
-    if form == "parquet":
-        from flatout.show.export import parquet
+def _content(record: Record, form: str, model: Path | None) -> str | bytes:
+    if form in ("png", "card"):
+        from flatout.show.picture import png
 
-        return parquet(record)
-    from flatout.show.picture import png
+        return png(record, size="card" if form == "card" else "full")
+    if form == "llama-bench" and model is not None:
+        from flatout.limits import model_shape
+        from flatout.show.exports import llama_bench
 
-    return png(record, size="card" if form == "card" else "full")
+        return llama_bench.write(record, model_shape(model))
+    from flatout.show import exports
 
-
-def _text(record: Record, form: str) -> str:
-    from flatout.show import export
-
-    if form == "md":
-        from flatout.show import markdown
-
-        return markdown.render(record)
-    if form == "csv":
-        return export.csv_table(record)
-    if form == "json":
-        return export.json_text(export.json_rows(record))
-    if form == "llama-bench":
-        from flatout.show.llama_bench import llama_bench
-
-        return llama_bench(record)
-    if form == "bencher":
-        from flatout.show.bencher import bencher
-
-        return json.dumps(bencher(record), indent=1)
-    if form == "github":
-        from flatout.show.github import github_summary
-
-        return github_summary(record)
-    if form in ("localmaxxing", "localmaxxing-all"):
-        from flatout.show.localmaxxing import localmaxxing
-
-        return json.dumps(localmaxxing(record, aggregates=form.endswith("-all")), indent=1)
-    raise ReadingError(
-        f"--format {form}: it is llama-bench, bencher, github, localmaxxing (one request alone) or localmaxxing-all"
-    )
+    return exports.write(record, form)
 
 
 def _page_limits(
@@ -160,7 +145,7 @@ def compare(
     if output is not None:
         from flatout.show.page import compared as page
 
-        _write(page.render(comparison, outcomes).encode(), output)
+        _write(page.render(comparison, outcomes), output)
     else:
         _print_comparison(comparison, outcomes, form, every)
     return EXIT_FOUND if any(outcome.failed for outcome in outcomes) else EXIT_OK

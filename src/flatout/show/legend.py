@@ -8,7 +8,9 @@ from typing import Final
 
 from rich.cells import cell_len
 
+from flatout import metrics
 from flatout.flags import MEASURED, Status
+from flatout.metrics import BY_NAME
 from flatout.record import Cell, Distribution, Record
 from flatout.show import about, capacity, numbers
 from flatout.show.layout import HARD_SPACE, Line, line, padded, paragraph, width_of
@@ -89,34 +91,14 @@ def missing(record: Record) -> tuple[tuple[str, str], ...]:
     for cell in record.cells:
         if cell.status not in MEASURED:
             continue
-        for name, which, figure in _figures(cell):
-            if getattr(figure, which) is None and which in figure.reasons:
-                seen.append((cell, f"{name} {which}: {figure.reasons[which]}"))
-        rate = _rate_reason(cell)
-        if rate:
-            seen.append((cell, rate))
+        for key in ("per_request_tok_s", "ttft_ms", "itl_ms", "itl_ms.p99"):
+            reading = metrics.read(cell, BY_NAME[key])
+            if reading.value is None and cell.phase in BY_NAME[key].at and isinstance(reading.holder, Distribution):
+                seen.append((cell, f"{BY_NAME[key].label}: {reading.reason}"))
+        speed = metrics.read(cell, metrics.SPEED[cell.phase])
+        if speed.interval_reason and (speed.value is None or speed.low is None):
+            seen.append((cell, f"{'tok/s' if speed.value is None else '± 95 %'}: {speed.interval_reason}"))
     return grouped(seen)
-
-
-def _figures(cell: Cell) -> list[tuple[str, str, Distribution]]:
-    """The percentiles that the long table shows: (name, percentile, distribution)."""
-    found = cell.decode or cell.burst
-    if found is not None:
-        each, ttft, itl = found.per_request_tok_s, found.ttft_ms, found.itl_ms
-        return [("each tok/s", "p50", each), ("TTFT", "p50", ttft), ("ITL", "p50", itl), ("ITL", "p99", itl)]
-    return [("TTFT cold", "p50", cell.prefill.ttft_ms)] if cell.prefill is not None else []
-
-
-def _rate_reason(cell: Cell) -> str | None:
-    rate = (
-        cell.decode.total_tok_s if cell.decode is not None
-        else cell.burst.end_to_end_tok_s if cell.burst is not None
-        else cell.prefill.prefill_tok_s if cell.prefill is not None
-        else None
-    )  # fmt: skip
-    if rate is None or not rate.reason or (rate.value is not None and rate.low is not None):
-        return None
-    return f"{'tok/s' if rate.value is None else '± 95 %'}: {rate.reason}"
 
 
 def launch_ttft(record: Record) -> list[Cell]:

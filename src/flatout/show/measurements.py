@@ -6,76 +6,36 @@ from collections.abc import Mapping
 
 from rich.cells import cell_len
 
-from flatout.record import Cell, Fact, Rate, Record
+from flatout import metrics
+from flatout.record import Cell, Fact, Record
 from flatout.show import about, numbers
 from flatout.show.layout import Box, Column, Line, box, grid, line, padded, paragraph
 from flatout.show.safe import clean
 
-HEAD = (
-    ("", "phase"),
-    ("", "context"),
-    ("at", "once"),
-    ("", "status"),
-    ("total", "tok/s"),
-    ("", "± 95 %"),
-    ("each", "tok/s"),
-    ("TTFT", "p50 ms"),
-    ("ITL", "p50 ms"),
-    ("ITL", "p99 ms"),
-    ("active", "client"),
-    ("active", "server"),
-    ("com-", "pleted"),
-    ("output", "tokens"),
-    ("measured", "for"),
-)
-"""Names of the columns, on two lines. Times are milliseconds, so that the column is narrow and can be compared."""
+KEYS = (("", "phase"), ("", "context"), ("at", "once"), ("", "status"))
+SHORT = {
+    "total_tok_s": ("total", "tok/s"), "per_request_tok_s_p50": ("each", "tok/s"), "ttft_ms_p50": ("TTFT", "p50 ms"),
+    "itl_ms_p50": ("ITL", "p50 ms"), "itl_ms_p99": ("ITL", "p99 ms"), "active_client_mean": ("active", "client"),
+    "active_server_mean": ("active", "server"), "completed": ("com-", "pleted"), "output_tokens": ("output", "tokens"),
+    "measured_s": ("measured", "for"),
+}  # fmt: skip
+"""Names of the columns on two lines, as narrow as their numbers."""
+HEAD = (*KEYS, SHORT["total_tok_s"], ("", "± 95 %"), *list(SHORT.values())[1:])
 ACCEPTANCE = ("accept.", "length")
 """Only where a cell has it: tokens per sequence and verification step of speculative decoding."""
 
 
 def cells_of(cell: Cell) -> list[str]:
     """The figures of a cell as texts, one for each column of HEAD after the status; `—` for what is not known."""
-    none = [numbers.NONE] * (len(HEAD) - 4)
-    if not about.measured(cell):
-        return none
-    if cell.decode is not None:
-        d = cell.decode
-        return [
-            *_rate(d.total_tok_s),
-            numbers.rate(d.per_request_tok_s.p50),
-            numbers.ms(d.ttft_ms.p50, unit=False),
-            numbers.ms(d.itl_ms.p50, fine=True, unit=False),
-            numbers.ms(d.itl_ms.p99, fine=True, unit=False),
-            numbers.mean(d.active_own_mean),
-            numbers.mean(d.active_server_mean),
-            numbers.count(d.completed),
-            numbers.count(None if d.output_tokens is None else round(d.output_tokens)),
-            numbers.seconds(cell.window.length_s if cell.window else None),
-        ]
-    if cell.burst is not None:
-        b = cell.burst
-        return [
-            *_rate(b.end_to_end_tok_s),
-            numbers.rate(b.per_request_tok_s.p50),
-            numbers.ms(b.ttft_ms.p50, unit=False),
-            numbers.ms(b.itl_ms.p50, fine=True, unit=False),
-            numbers.ms(b.itl_ms.p99, fine=True, unit=False),
-            numbers.NONE,
-            numbers.NONE,
-            numbers.count(b.completed),
-            numbers.count(b.output_tokens),
-            numbers.seconds(b.duration_s),
-        ]
-    if cell.prefill is not None:
-        p = cell.prefill
-        used = sum(sample.used for sample in p.samples) if p.samples else None
-        found = [*_rate(p.prefill_tok_s), numbers.NONE, numbers.ms(p.ttft_ms.p50, unit=False)]
-        return [*found, *[numbers.NONE] * 4, numbers.count(used), numbers.NONE, numbers.NONE]
-    return none
-
-
-def _rate(rate: Rate) -> tuple[str, str]:
-    return numbers.rate(rate.value), numbers.interval(rate.value, rate.low, rate.high)
+    texts: list[str] = []
+    columns = metrics.columns()
+    for name in SHORT:
+        metric = columns[name].get(cell.phase)
+        reading = metrics.read(cell, metric) if metric is not None else metrics.Reading()
+        texts.append(numbers.figure(metric, reading.value, unit=False) if metric is not None else numbers.NONE)
+        if name == "total_tok_s":
+            texts.append(numbers.interval(reading.number, reading.low, reading.high))
+    return texts
 
 
 def lines(record: Record, letter: Mapping[str, str], width: int) -> list[Line]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Final
+
+from flatout.metrics import Digits, Metric, Value
 
 NONE: Final = "—"
 MINUTE_S: Final = 60
@@ -124,10 +127,44 @@ def percent(share: float | None) -> str:
 
 
 def interval(value: float | None, low: float | None, high: float | None) -> str:
-    """A 95 % interval as half its width, relative to the value: ±0.4 %."""
+    """A 95 % interval as its larger half, relative to the value: ±0.4 %."""
     if value is None or low is None or high is None or not all(map(_known, (value, low, high))) or value <= 0:
         return NONE
-    half = max(high - low, 0.0) / 2 / value
+    half = max(high - value, value - low, 0.0) / value
     if half < 0.0005:
         return "±<0.1 %"
     return f"±{percent(half)}" if half < 10 else "±>999 %"
+
+
+def joule(value: float | None) -> str:
+    """Joules: 1.24 J, 12.4 J; millijoules below a tenth."""
+    if value is None or not _known(value):
+        return NONE
+    if 0 <= value < 0.1:
+        return f"{value * 1000:.3g} mJ"
+    return f"{value:,.0f} J" if abs(value) >= 100 else f"{value:.3g} J"
+
+
+_WRITERS: Final[Mapping[Digits, Callable[[float | None], str]]] = {
+    "rate": rate,
+    "ms": lambda value: ms(value, unit=False),
+    "fine_ms": lambda value: ms(value, fine=True, unit=False),
+    "count": lambda value: count(None if value is None or not math.isfinite(value) else round(value)),
+    "mean": mean,
+    "seconds": seconds,
+    "share": percent,
+    "joule": joule,
+    "ratio": lambda value: f"{value:.2f}" if value is not None and _known(value) else NONE,
+}
+
+
+def figure(metric: Metric, value: Value, *, unit: bool = True) -> str:
+    """A figure's value as the table of figures wants it written. `unit`: milliseconds with theirs."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str) or metric.digits == "plain":
+        return str(value)
+    text = _WRITERS[metric.digits](value)
+    return f"{text} ms" if unit and metric.digits in ("ms", "fine_ms") and text != NONE else text

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from flatout import metrics
 from flatout.record import Cell, Record
 from flatout.show import about, capacity
 from flatout.show.page import values
@@ -79,11 +80,7 @@ class View:
 
 
 def energy_j(cell: Cell) -> float | None:
-    """Joules for each output token of the window, where the machine's sensors told."""
-    if cell.telemetry is None or cell.decode is None:
-        return None
-    joules, tokens = values.drawable(cell.telemetry.energy_j), values.drawable(cell.decode.output_tokens)
-    return joules / tokens if joules is not None and tokens is not None and tokens > 0 else None
+    return metrics.read(cell, metrics.BY_NAME["energy_per_token_j"]).number
 
 
 def views(shown: Shown) -> list[View]:

@@ -9,6 +9,7 @@ from typing import Final
 
 from flatout.record import Cell, Record
 from flatout.show import about, legend, numbers
+from flatout.show.exports import csv
 from flatout.show.page import rows, values
 from flatout.show.page.cells import Shown
 from flatout.show.page.frame import held_file
@@ -63,10 +64,7 @@ def _entry(shown: Shown, cell: Cell, column: Column) -> Html:
         why = clean(cell.reason, 300) if cell.reason else None
         return tag("td", tag("span", text, title=why), class_="l")
     if text == numbers.NONE:
-        if column.name == "flags":
-            return tag("td", class_=left)
-        why = column.why(cell) or (cell.reason if not about.measured(cell) else None)
-        return tag("td", values.dash(why), class_=left)
+        return tag("td", values.dash(column.why(cell)) if column.name != "flags" else None, class_=left)
     number = values.drawable(value) if isinstance(value, int | float) else None
     return tag("td", text, class_=left, data_v=None if number is None else f"{number:.10g}")
 
@@ -93,7 +91,7 @@ def _files(shown: Shown) -> Html:
     }  # fmt: skip
     name = file_name(record)
     links = [
-        held_file("CSV", f"{name}.csv", "text/csv;charset=utf-8", rows.to_csv(shown.cells).encode()),
+        held_file("CSV", f"{name}.csv", "text/csv;charset=utf-8", csv.write(record, shown.cells).encode()),
         held_file("JSON", f"{name}.json", "application/json", rows.to_json(record, shown.cells, identity).encode()),
     ]
     whole = record.model_dump_json().encode()

@@ -61,13 +61,7 @@ def percent(share: float | None) -> str:
 
 
 def joule(value: float | None) -> str:
-    """Joules: 1.24 J, 12.4 J; millijoules below a tenth."""
-    number = drawable(value)
-    if number is None:
-        return numbers.NONE
-    if 0 <= number < 0.1:
-        return f"{number * 1000:.3g} mJ"
-    return short(f"{number:,.0f} J" if abs(number) >= 100 else f"{number:.3g} J")
+    return short(numbers.joule(drawable(value)))
 
 
 def interval(found: Rate) -> str:

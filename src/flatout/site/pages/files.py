@@ -11,7 +11,8 @@ from typing import Final
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import select
 
-from flatout.show import export, markdown
+from flatout.show import markdown
+from flatout.show.exports import csv
 from flatout.site import boards
 from flatout.site.api.runs import visible
 from flatout.site.boards import Board
@@ -66,7 +67,7 @@ def samples(request: Request, run_id: str) -> Response:
 def cells(request: Request, run_id: str) -> Response:
     """A row a cell, as `flatout report --csv` writes it. Raises NotFound, Tombstone."""
     row = _row(request, run_id)
-    body = export.csv_table(site_of(request).store.record(row.public_id)).encode()
+    body = csv.write(site_of(request).store.record(row.public_id)).encode()
     return whole(request, body, "text/csv; charset=utf-8", headers=_saved(row, "csv"))
 
 

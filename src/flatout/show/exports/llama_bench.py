@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from flatout import metrics
 from flatout.flags import Status
 from flatout.limits.shape import ModelShape
-from flatout.record import Cell, Rate, Record
+from flatout.record import Cell, Record
 from flatout.show import about, numbers
 from flatout.show.markdown import escape
 
 
-def llama_bench(record: Record, shape: ModelShape | None = None) -> str:
+def write(record: Record, shape: ModelShape | None = None) -> str:
     """Markdown: model, size and parameters (where the model's shape is given), backend, test, t/s.
 
     Tests are named as llama-bench names them: pp8192 (a prompt of so many tokens), tg128 @ d8192 (up to 128 tokens at
-    that depth), x 4 for four streams (their sum). ± is half the 95 % interval. Every planned cell has its row.
+    that depth), x 4 for four streams (their sum). ± is the larger half of the 95 % interval. Every
+    planned cell has its row.
     """
     head = ["model", *(["size", "params"] if shape else []), "backend", "test", "t/s"]
     left = {"model", "backend"}
@@ -25,7 +27,7 @@ def llama_bench(record: Record, shape: ModelShape | None = None) -> str:
     for row in table:
         lines.append(_line([_cell(text, wide[i], head[i] in left) for i, text in enumerate(row)]))
     build = f"{about.engine_name(record)} · {about.hardware_name(record)} · flatout {record.client.flatout}"
-    note = "t/s of tests with x N is the sum over N streams; ± is half the 95 % interval."
+    note = "t/s of tests with x N is the sum over N streams; ± is the larger half of the 95 % interval."
     return "\n".join(lines) + f"\n\nbuild: {escape(build, 400)}\n\n{note}\n"
 
 
@@ -60,18 +62,10 @@ def _test(cell: Cell) -> str:
 
 
 def _result(cell: Cell) -> str:
-    rate = _rate(cell)
-    if rate is None or rate.value is None or not about.measured(cell):
+    speed = metrics.read(cell, metrics.SPEED[cell.phase])
+    if speed.number is None:
         return escape(about.status_word(cell.status))
-    text = f"{rate.value:.2f}"
-    if rate.low is not None and rate.high is not None:
-        text += f" ± {max(rate.high - rate.value, rate.value - rate.low, 0.0):.2f}"
+    text = f"{speed.number:.2f}"
+    if speed.half is not None:
+        text += f" ± {speed.half * speed.number:.2f}"
     return text if cell.status == Status.VALID else f"{text} ({escape(about.status_word(cell.status))})"
-
-
-def _rate(cell: Cell) -> Rate | None:
-    if cell.prefill is not None:
-        return cell.prefill.prefill_tok_s
-    if cell.decode is not None:
-        return cell.decode.total_tok_s
-    return cell.burst.end_to_end_tok_s if cell.burst is not None else None

@@ -15,7 +15,7 @@ _LEFT_OUT: Final = (
 )
 
 
-def github_summary(record: Record) -> str:
+def write(record: Record) -> str:
     """A heading with the one-look verdict, the tables of `--md`, and all measurements folded away."""
     verdict = about.verdict(record).replace(HARD_SPACE, " ")
     top = f"## flatout: {escape(about.title(record), 300)}\n\n**{escape(verdict)}**\n\n{markdown.render(record)}\n"

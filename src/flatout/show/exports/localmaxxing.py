@@ -7,6 +7,7 @@ before, `tokSOut` the rate from the first token to the last, `tokSPrefill` promp
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -24,6 +25,10 @@ _CLASSES: Final[Mapping[str, str]] = {
 }  # fmt: skip
 _VENDORS: Final = ("Apple", "AMD", "NVIDIA", "Intel", "Qualcomm")
 _TEXT_LIMIT: Final = 2000
+
+
+def write(record: Record) -> str:
+    return json.dumps(localmaxxing(record), indent=1)
 
 
 def localmaxxing(record: Record, *, aggregates: bool = False) -> list[dict[str, Any]]:
@@ -116,13 +121,12 @@ def _speed(cell: Cell, decode: DecodeFigures, prefill: PrefillFigures | None) ->
         "tokSOut": own if own is not None else decode.total_tok_s.value,
         "outputTokens": cell.max_output,
     }
-    if prefill is not None:
-        row |= {
-            "promptTokens": prefill.prompt_tokens or cell.context_tokens, "prefillTokens": 0,
-            "ttftMs": prefill.ttft_ms.p50, "tokSPrefill": prefill.prefill_tok_s.value,
-        }  # fmt: skip
-        return row
-    return row | {"prefillTokens": cell.context_tokens, "ttftMs": decode.ttft_ms.p50}
+    if prefill is None:
+        return row | {"prefillTokens": cell.context_tokens, "ttftMs": decode.ttft_ms.p50}
+    return row | {
+        "promptTokens": prefill.prompt_tokens or cell.context_tokens, "prefillTokens": 0,
+        "ttftMs": prefill.ttft_ms.p50, "tokSPrefill": prefill.prefill_tok_s.value,
+    }  # fmt: skip
 
 
 def _engine_flags(record: Record, cell: Cell, decode: DecodeFigures) -> dict[str, Any]:
