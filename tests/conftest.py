@@ -6,10 +6,16 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.chromium import browser
 
 __all__ = ["browser"]
+
+settings.register_profile(
+    "flatout", deadline=None
+)  # one example's time says how busy the machine is, not what is wrong
+settings.load_profile("flatout")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background ignores Ctrl-C, and every process below inherits that: here it is a person's again.

@@ -57,7 +57,7 @@ def test_it_is_recognised(target: Target, python: Path, model: Path) -> None:
     assert (target.adapter.name, target.model) == ("transformers", str(model))
     assert not target.adapter.has_gauges
     # It tells its version nowhere; where that cannot be read from its process, the reason must stand there.
-    version = target.adapter.identity().version
+    version = target.adapter.engine().version
     assert version.value == installed or (version.value is None and version.reason)
 
 

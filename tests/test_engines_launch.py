@@ -18,9 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines import argv as words
-from flatout.engines.base import TargetError
-from flatout.engines.launch import Launched
+from flatout.engines.base import TargetError, count, has, option
+from flatout.engines.launch import Launched, listens_at, needs_shell, split
 
 SERVER = """
 import http.server, os, signal, subprocess, sys, time
@@ -199,13 +198,16 @@ def test_nothing_is_left_when_flatout_itself_is_killed(tmp_path: Path, number: s
         ("llama-server -m x.gguf --host 10.0.0.5", "http://10.0.0.5:8080"),
         ("OLLAMA_HOST=127.0.0.1:9999 ollama serve", "http://127.0.0.1:9999"),
         ("ollama serve", "http://127.0.0.1:11434"),
+        ("transformers serve", "http://127.0.0.1:8000"),
+        ("/home/vllm/llama.cpp/build/llama-server -m sglang.gguf", "http://127.0.0.1:8080"),
+        ("text-generation-launcher --model-id m", "http://127.0.0.1:3000"),
         ("some-server --model x", None),
         ("some-server --port ninety", None),
         ("some-server --port 99999", None),
     ],
 )
 def test_where_a_command_will_listen(line: str, url: str | None) -> None:
-    assert words.listens_at(*words.split(line)) == url
+    assert listens_at(*split(line)) == url
 
 
 def test_without_a_port_the_url_must_be_given(tmp_path: Path) -> None:
@@ -231,15 +233,15 @@ def test_without_a_port_the_url_must_be_given(tmp_path: Path) -> None:
     ],
 )
 def test_when_the_shell_is_needed(line: str, shell: bool) -> None:
-    assert words.needs_shell(line) is shell
+    assert needs_shell(line) is shell
 
 
 def test_options() -> None:
     argv = ["x", "--a-b=1", "--a_b", "2", "-np", "4", "--flag", "--end"]
-    assert words.option(argv, "--a-b") == "2" and words.option(argv, "-np", "--parallel") == "4"
-    assert words.option(argv, "--none") is None and words.option(None, "--a-b") is None
-    assert words.option(argv, "--end") is None
-    assert words.has(argv, "--flag") and not words.has(argv, "--fla")
+    assert option(argv, "--a-b") == "2" and option(argv, "-np", "--parallel") == "4"
+    assert option(argv, "--none") is None and option(None, "--a-b") is None
+    assert option(argv, "--end") is None
+    assert has(argv, "--flag") and not has(argv, "--fla")
 
 
 @pytest.mark.parametrize(
@@ -256,17 +258,17 @@ def test_options() -> None:
     ],
 )
 def test_counts(text: str | None, value: int | None) -> None:
-    assert words.count(text) == value
+    assert count(text) == value
 
 
 @given(st.text(max_size=60))
 def test_any_command_is_read_or_refused(line: str) -> None:
-    words.needs_shell(line)
+    needs_shell(line)
     try:
-        environment, argv = words.split(line)
+        environment, argv = split(line)
     except ValueError as error:
         assert str(error)
     else:
         assert argv
-        url = words.listens_at(environment, argv)
+        url = listens_at(environment, argv)
         assert url is None or url.startswith("http://")

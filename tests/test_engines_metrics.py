@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.engines import metrics
+from flatout.engines import prometheus as metrics
 from flatout.engines.base import TargetError
-from flatout.engines.metrics import parse
+from flatout.engines.prometheus import parse
 from tests.engine_server import text_of
 
 NAMES = frozenset({"a:running", "a:tokens_total", "a:use", "a:info"})

@@ -11,9 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from flatout.engines import probe as probe_module
-from flatout.engines.base import TargetError
+from flatout.engines.base import MAX_TOKENS, TargetError
 from flatout.engines.detect import connect
-from flatout.engines.generic import MAX_TOKENS
 from flatout.engines.probe import Capabilities, probe, resolve
 from flatout.protocol import Api, body
 from tests.engine_server import Answer, Request, answer, capture, chat, engine_routes, serving, stream

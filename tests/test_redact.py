@@ -16,9 +16,8 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.redact import Redactor, default
+from flatout.engines.redact import Redactor, default, tidy
 from flatout.engines.redact_rules import NOT_SECRET, is_secret_name, shell_words
-from flatout.engines.words import tidy
 
 R = Redactor(home="/home/carol", user="carol", hosts=["carols-box.lan"])
 GONE = "<redacted>"

@@ -18,7 +18,7 @@ PATHS: Final[dict[Api, str]] = {"chat": "/chat/completions", "completions": "/co
 DONE: Final = b"[DONE]"
 KEPT_CHARS: Final = 4_000
 """Characters of a server's own words that are kept until they can be redacted; only then are they cut to be shown: half
-a key at a cut would no longer be recognised. See `flatout.engines.words.tidy`."""
+a key at a cut would no longer be recognised. See `flatout.engines.redact.tidy`."""
 
 MAX_EVENT_BYTES: Final = 64 << 20
 _BOM: Final = b"\xef\xbb\xbf"

@@ -11,6 +11,7 @@ import typer
 from flatout import __version__
 from flatout.cli.site import option as _option
 from flatout.cli.site import site_app
+from flatout.engines import ENGINES
 from flatout.show import exports
 
 app = typer.Typer(
@@ -55,7 +56,7 @@ def run_command(
     engine: Annotated[
         str | None,
         _option(
-            "Engine, if it is not recognised rightly: sglang, vllm, llamacpp, transformers, ollama, generic.",
+            f"Engine, if it is not recognised rightly: {', '.join(ENGINES)}.",
             panel=_SERVER,
         ),
     ] = None,

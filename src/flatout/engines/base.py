@@ -1,27 +1,25 @@
-"""What every engine adapter answers, as plain values."""
+"""What all engines share, as plain values: errors, gauges, wishes for requests; and how JSON and flags are read."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal
 
-T = TypeVar("T")
+from flatout.record import Fact
 
 Source = Literal["typed", "server", "host", "derived"]
 """Where a value came from: given by the user, asked of the server, read on this machine, or computed from others."""
+Value = str | int | float | bool | None
 
-
-@dataclass(frozen=True, slots=True)
-class Fact(Generic[T]):
-    """One value with its origin; `value is None` always comes with the reason why it is not known."""
-
-    value: T | None = None
-    source: Source | None = None
-    reason: str | None = None
-
-    @classmethod
-    def missing(cls, reason: str) -> Fact[T]:
-        return cls(None, None, reason)
+MAX_TOKENS: Final = "$max_tokens"
+"""As a field's value in `Wants`: to be replaced by that request's own output limit."""
+USAGE: Final = ("stream_options.include_usage", True)
+CONTINUOUS: Final = ("stream_options.continuous_usage_stats", True)
+TOKEN_IDS: Final = ("return_token_ids", True)
+IGNORE_EOS: Final = ("ignore_eos", True)
+MIN_TOKENS: Final = ("min_tokens", MAX_TOKENS)
 
 
 class TargetError(Exception):
@@ -37,41 +35,6 @@ class TargetError(Exception):
         self.kind = kind
         self.status = status
         self.words = words
-
-
-def _none(reason: str) -> Fact[str]:
-    return Fact.missing(reason)
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """Who the server is. Every field is a Fact: unknown ones say why."""
-
-    engine: Fact[str] = field(default_factory=lambda: _none("the server does not say what it is"))
-    version: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    commit: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    build: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    backend: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    repository: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    model_id: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    revision: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    quantization: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    dtype: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    launch_command: Fact[str] = field(default_factory=lambda: _none("not started by flatout, and not readable here"))
-    speculative_method: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    draft_model: Fact[str] = field(default_factory=lambda: _none("the server does not say"))
-    draft_length: Fact[int] = field(default_factory=lambda: Fact[int].missing("the server does not say"))
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """How much the server takes. `model_length`: tokens of one request, prompt and output together (llama.cpp: the
-    length of one slot). `kv_tokens`: tokens that the KV cache holds for all requests. `max_running`: requests that
-    run at once; more wait."""
-
-    model_length: Fact[int] = field(default_factory=lambda: Fact[int].missing("the server does not say"))
-    kv_tokens: Fact[int] = field(default_factory=lambda: Fact[int].missing("the server does not say"))
-    max_running: Fact[int] = field(default_factory=lambda: Fact[int].missing("the server does not say"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,41 +77,100 @@ class Wants:
     max_tokens_field: str = "max_tokens"
 
 
-class Adapter(Protocol):
-    """One engine. No method raises for an answer that the engine simply does not have: it returns a Fact or None."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What detection knows: `entry` is the model's entry in /v1/models, `headers` those of that answer (lower case),
+    `answers` the JSON of further paths that were asked (None: not there)."""
 
-    name: str
-    verified: bool
-    """False where the adapter was written from documentation alone (Ollama)."""
-    wants: Wants
-    counters_live: bool
-    """True if `generated_total` moves with every token; False if only when a request ends (llama.cpp, SGLang)."""
-    has_gauges: bool
-    gauges_reason: str | None
-    """Why gauges that may well be there could not be read; None where there are some, or none at all."""
+    model: str
+    entry: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    argv: tuple[str, ...] | None = None
+    argv_source: Source = "host"
 
-    def identity(self) -> Identity: ...
+    @property
+    def owner(self) -> str:
+        return str(self.entry.get("owned_by", "")).lower()
 
-    def room(self) -> Room: ...
 
-    def live(self) -> Live | None:
-        """The gauges now; None where the server has none. Raises TargetError if it has, but did not answer."""
-        ...
+# Values in decoded JSON
 
-    def cancel(self, request_ids: list[str]) -> bool:
-        """Asks the engine to stop these requests; False where closing the stream is all that can be done."""
-        ...
 
-    def forget_cache(self) -> bool:
-        """Empties the prefix cache; False where the engine cannot (or only in a mode that it does not run in)."""
-        ...
+def dig(content: Any, *path: str | int) -> Any:
+    """A value deep in decoded JSON, or None where something on the way is missing or of another kind."""
+    for step in path:
+        if isinstance(content, Mapping) and isinstance(step, str):
+            content = content.get(step)
+        elif isinstance(content, list) and isinstance(step, int) and -len(content) <= step < len(content):
+            content = content[step]
+        else:
+            return None
+    return content
 
-    def count_tokens(self, text: str) -> int | None:
-        """Exact tokens of `text` without special tokens, or None where the server has no tokenizer call that works."""
-        ...
 
-    def tokenize(self, text: str) -> list[int] | None: ...
+def text(value: Any) -> str | None:
+    """A non-empty string, or None."""
+    return value if isinstance(value, str) and value.strip() else None
 
-    def count_chat_tokens(self, text: str) -> int | None:
-        """Exact prompt tokens of one user message `text` through the chat template, or None."""
-        ...
+
+def whole(value: Any) -> int | None:
+    """A count of at least 1 (also as `4096.0` or "4096"), or None."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, str) and re.fullmatch(r"\d{1,15}(?:\.0+)?", value):
+        value = float(value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    return value if isinstance(value, int) and 1 <= value < 2**53 else None
+
+
+def known(value: Value, source: Source, reason: str | None = None) -> Fact:
+    return Fact(value=value, source=source, reason=reason)
+
+
+def unknown(reason: str = "the server does not say") -> Fact:
+    return Fact(reason=reason)
+
+
+def first(reason: str, *choices: tuple[Value, Source]) -> Fact:
+    """The first known value with its source; otherwise missing for `reason`."""
+    return next((known(value, source) for value, source in choices if value is not None), unknown(reason))
+
+
+# Flags of a server's command line
+
+
+def option(argv: Sequence[str] | None, *names: str) -> str | None:
+    """The value of the first of these options that is given (`--x v`, `--x=v`; `_` equals `-`); the last time wins."""
+    words, wanted = argv or (), {_plain(name) for name in names}
+    given: str | None = None
+    for position, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if not name.startswith("-") or _plain(name) not in wanted:
+            continue
+        if equals:
+            given = value
+        elif position + 1 < len(words):
+            given = words[position + 1]
+    return given
+
+
+def has(argv: Sequence[str] | None, *names: str) -> bool:
+    """True if one of these flags is there, with or without a value."""
+    wanted = {_plain(name) for name in names}
+    return any(word.startswith("-") and _plain(word.partition("=")[0]) in wanted for word in argv or ())
+
+
+def count(text: str | None) -> int | None:
+    """A flag's value as a count of at least 1; vLLM's `32k` (thousands) and `32K` (1,024s) as it reads them."""
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,6})?)([kmgKMG]?)", (text or "").strip())
+    if match is None:
+        return None
+    scale = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}[match[2]]
+    value = int(float(match[1]) * scale) if "." in match[1] else int(match[1]) * scale
+    return value if value >= 1 else None
+
+
+def _plain(name: str) -> str:
+    return ("--" if name.startswith("--") else "-") + name.lstrip("-").replace("_", "-")

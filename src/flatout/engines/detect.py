@@ -4,30 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from functools import cache
+from importlib import import_module
+from typing import Any, Final, TypeVar
 
-from flatout.engines.base import Adapter, Source, TargetError
+from flatout.engines import ENGINES
+from flatout.engines.base import Found, Source, TargetError, dig, text
 from flatout.engines.endpoint import Address, parse_address
-from flatout.engines.generic import Found, Generic, dig, text
+from flatout.engines.generic import Adapter
 from flatout.engines.http import ControlClient, header_secrets
-from flatout.engines.llamacpp import Llamacpp
-from flatout.engines.ollama import Ollama
 from flatout.engines.redact import Redactor
-from flatout.engines.sglang import Sglang
-from flatout.engines.transformers import Transformers
-from flatout.engines.vllm import Vllm
+from flatout.record import Engine, Fact, ServedModel
 
-_ADAPTERS: Final[dict[str, type[Generic]]] = {
-    "sglang": Sglang,
-    "vllm": Vllm,
-    "llamacpp": Llamacpp,
-    "transformers": Transformers,
-    "ollama": Ollama,
-    "generic": Generic,
-}
-ENGINES: Final = tuple(_ADAPTERS)
-_OWNERS: Final = {"sglang": "sglang", "vllm": "vllm", "llamacpp": "llamacpp", "library": "ollama"}
+Facts = TypeVar("Facts", Engine, ServedModel)
+
 _MORE_SHOWN: Final = 12
+
+
+@cache
+def engines() -> Mapping[str, type[Adapter]]:
+    """The class of each engine, out of the file of its name."""
+    return {name: getattr(import_module(f"flatout.engines.{name}"), name.capitalize()) for name in ENGINES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +41,25 @@ class Target:
 
     def close(self) -> None:
         self.client.close()
+
+    def engine(self) -> Engine:
+        """What the engine says of itself, redacted."""
+        return self._redacted(self.adapter.engine(), ("version", "commit"))
+
+    def served_model(self) -> ServedModel:
+        """What the engine says of the model, redacted; `served_as` as typed where it lists none."""
+        model = self.adapter.served_model()
+        if not self.models:
+            model.served_as.source = "typed"
+        return self._redacted(model)
+
+    def _redacted(self, facts: Facts, but: Sequence[str] = ()) -> Facts:
+        """Not versions and commits, in which numbers with dots would be taken for addresses."""
+        for name, fact in facts:
+            if isinstance(fact, Fact) and isinstance(fact.value, str) and name not in but:
+                redact = self.redactor.command if name == "launch_command" else self.redactor.text
+                fact.value = redact(fact.value)
+        return facts
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +93,7 @@ def connect(
     `argv_source` "typed" (by --launch) or "host" (read from its process). `timeout_s` bounds each call; once `stopping`
     is true, nothing more is asked. Raises TargetError in one sentence; of the kind "stopped" if `stopping` was why.
     """
-    if engine is not None and engine not in _ADAPTERS:
+    if engine is not None and engine not in ENGINES:
         raise TargetError("model", f"there is no engine {engine!r}; one of: {', '.join(ENGINES)}")
     address = parse_address(url, key=key, headers=headers, ca_file=ca_file, insecure=insecure, environ=environ)
     redactor = Redactor(secrets=(*header_secrets(address), *secrets))
@@ -114,10 +130,10 @@ def _settle(
     name = text(entry.get("id")) or ""
     found = Found(name, entry, listing.headers, {}, argv, argv_source)
     if engine is None:
-        engine, answers, why = recognise(client, found)
+        engine, answers, evidence = recognise(client, found)
         found = replace(found, answers=answers)
-        notes.append(why)
-    adapter = _ADAPTERS[engine](client, found)
+        notes.append(evidence)
+    adapter = engines()[engine](client, found)
     return Target(
         adapter=adapter,
         client=client,
@@ -210,14 +226,14 @@ def _shown(names: Sequence[str]) -> str:
 
 
 def recognise(client: ControlClient, found: Found) -> tuple[str, dict[str, Any], str]:
-    """The engine, the answers of the paths asked on the way, and the evidence as a sentence. At most five GETs.
+    """The engine, the answers of the paths asked on the way, and the evidence as a sentence. A handful of GETs.
 
     An engine's own words (Server header, owner of the model) come first; behind a gateway that hides them its own
     endpoints tell.
     """
     answers: dict[str, Any] = {}
 
-    def asked(path: str) -> Any:
+    def ask(path: str) -> Any:
         if path not in answers:
             try:
                 answers[path] = client.ask("GET", path)
@@ -225,31 +241,10 @@ def recognise(client: ControlClient, found: Found) -> tuple[str, dict[str, Any],
                 answers[path] = None
         return answers[path]
 
-    owner = str(found.entry.get("owned_by", "")).lower()
-    if "llama.cpp" in found.headers.get("server", "") or owner == "llamacpp":
-        return "llamacpp", answers, "Recognised as llama.cpp by its Server header or its list of models."
-    if owner in _OWNERS:
-        return _OWNERS[owner], answers, f"Recognised as {_OWNERS[owner]} by the owner named in its list of models."
-    if owner == "local" and "x-request-id" in found.headers and _has_path(asked("/openapi.json"), "/load_model"):
-        return "transformers", answers, "Recognised as transformers serve by its list of models and its endpoints."
-    if any(h.startswith(("openai-", "x-groq-", "anthropic-")) for h in found.headers):
-        return "generic", answers, "A hosted API by its headers; it is measured by the protocol alone."
-    info = asked("/get_server_info")
-    if dig(info, "tp_size") is not None and text(dig(info, "version")):
-        return "sglang", answers, "Recognised as SGLang by /get_server_info."
-    if text(dig(asked("/props"), "build_info")):
-        return "llamacpp", answers, "Recognised as llama.cpp by /props."
-    if text(dig(asked("/api/version"), "version")) and owner not in ("organization_owner",):
-        return "ollama", answers, "Recognised as Ollama by /api/version."
-    if text(dig(asked("/version"), "version")) and found.entry.get("max_model_len") and owner != "tensorrt_llm":
-        return "vllm", answers, "Recognised as vLLM by /version and max_model_len."
-    asked("/info")
-    return (
-        "generic",
-        answers,
-        "The engine is not recognised; it is measured by the protocol alone (--engine names one).",
-    )
-
-
-def _has_path(openapi: Any, path: str) -> bool:
-    return dig(openapi, "paths", path) is not None
+    by_list = ((name, kind.recognise_by_list) for name, kind in engines().items())
+    by_endpoints = ((name, kind.recognise_by_endpoints) for name, kind in engines().items())
+    for name, recognised in (*by_list, *by_endpoints):
+        evidence = recognised(found, ask)
+        if evidence is not None:
+            return name, answers, evidence
+    raise AssertionError("the generic engine takes every server")

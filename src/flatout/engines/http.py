@@ -19,9 +19,8 @@ import httpx
 
 from flatout.engines.base import TargetError
 from flatout.engines.endpoint import Address
-from flatout.engines.redact import Redactor
+from flatout.engines.redact import Redactor, tidy
 from flatout.engines.wire import HandshakeTimeout, Stopped, Transport, Until
-from flatout.engines.words import tidy
 from flatout.net import retry_after_s, tls_context
 from flatout.protocol import DONE, KEPT_CHARS, Splitter, error_words, shorten
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,16 +15,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final
 
-from flatout.engines import argv as words
-from flatout.engines.base import TargetError
+from flatout.engines.base import Found, TargetError, count, dig, option
+from flatout.engines.detect import engines
 from flatout.engines.endpoint import parse_address
-from flatout.engines.generic import dig
 from flatout.engines.http import ControlClient, header_secrets
 from flatout.engines.redact import Redactor
 
 _POLL_S: Final = 0.3
 _TELL_S: Final = 2.0
 _LOG_TAIL_BYTES: Final = 64 * 1024
+_ASSIGNMENT: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=.*", re.DOTALL)
+_SHELL_SYNTAX: Final = re.compile(r"[|&;<>()$`*?\[\]{}~\n]|^\s*(?:cd|source|\.|export|ulimit)\s")
 
 
 class Launched:
@@ -51,18 +54,19 @@ class Launched:
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
         try:
-            settings, plain = words.split(command)
+            settings, plain = split(command)
         except ValueError as error:
             raise TargetError("unavailable", f"--launch: the command cannot be read ({error})") from error
         self.argv: tuple[str, ...] = tuple(plain)
         """The words of the command, for the adapters; secrets are still in it."""
-        self._run = ["/bin/sh", "-c", command] if words.needs_shell(command) else plain
+        self._run = ["/bin/sh", "-c", command] if needs_shell(command) else plain
         self._env = {**(os.environ if env is None else env), **settings}
-        found = url or words.listens_at(settings, plain)
+        found = url or listens_at(settings, plain)
         if found is None:
             raise TargetError("unavailable", "--launch: the command names no --port; give the server's URL as well")
         self.url = found
-        key = key or words.option(plain, "--api-key") or settings.get("VLLM_API_KEY") or settings.get("LLAMA_API_KEY")
+        variables = (name for kind in engines().values() for name in kind.key_variables)
+        key = key or option(plain, "--api-key") or next((settings[v] for v in variables if settings.get(v)), None)
         self.key = key
         """The key that the server wants, as given or as the command says; a secret."""
         self._address = parse_address(self.url, key=key, headers=headers, ca_file=ca_file, insecure=insecure)
@@ -184,9 +188,11 @@ class Launched:
                 return None  # it answers; that the key is wrong is for `connect` to say
             client.raise_for(reply, self._address.url + "/models")
             listing = client.decode(reply, self._address.url + "/models")
-            if dig(listing, "data", 0, "owned_by") == "sglang":
-                status = dig(client.ask("GET", "/server_info"), "status")
-                return None if status in (None, "ready") else f"SGLang says: {status}"
+            entry = dig(listing, "data", 0)
+            found = Found("", entry if isinstance(entry, dict) else {}, reply.headers)
+            for kind in engines().values():
+                if kind.recognise_by_list(found, lambda path: None) is not None:
+                    return kind.still_loading(client)
         except TargetError as error:
             if error.kind == "refused":
                 return "nothing listens yet"
@@ -204,3 +210,57 @@ def _somebody_listens(host: str, port: int) -> bool:
     except OSError:
         return False
     return True
+
+
+# What a command line says
+
+
+def split(command: str) -> tuple[dict[str, str], list[str]]:
+    """The leading `NAME=value` settings and the words of a command line. Raises ValueError with the reason."""
+    words = shlex.split(command)
+    environment: dict[str, str] = {}
+    while words and _ASSIGNMENT.fullmatch(words[0]):
+        name, _, value = words.pop(0).partition("=")
+        environment[name] = value
+    if not words:
+        raise ValueError("the command is empty")
+    return environment, words
+
+
+def needs_shell(command: str) -> bool:
+    """True if the command uses the shell's own syntax outside of quotes (pipes, `&&`, `$HOME`, globs, `cd`)."""
+    bare = re.sub(r"'[^']*'", "", command)
+    outside = re.sub(r'"(?:[^"\\]|\\.)*"', "", bare)
+    expands_in_quotes = any(c in '"'.join(re.findall(r'"((?:[^"\\]|\\.)*)"', bare)) for c in "$`")
+    return expands_in_quotes or _SHELL_SYNTAX.search(outside) is not None
+
+
+def listens_at(environment: Mapping[str, str], argv: Sequence[str]) -> str | None:
+    """The URL that a server started so will answer at, from its flags or its engine's default; None if unknown."""
+    host = option(argv, "--host", "--hostname", "--server-name") or "127.0.0.1"
+    port = count(option(argv, "--port", "-p") or environment.get("PORT"))
+    for kind in engines().values():
+        given = environment.get(kind.address_variable or "", "").rpartition("://")[2].rstrip("/")
+        if given and kind.name in " ".join(argv):
+            name, _, number = given.rpartition(":") if given.count(":") == 1 else (given, "", "")
+            host, port = name or given, count(number)
+    port = port or default_port(argv)
+    if port is None or port > 65535:
+        return None
+    host = host.strip("[]")
+    host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def default_port(argv: Sequence[str]) -> int | None:
+    """The port of the engine that these words start. A program's own name says more than the folder it lies in."""
+    words = argv[:6]
+    ports = [(name, port) for kind in engines().values() for name, port in kind.programs.items() if port is not None]
+    places = (*(word.rpartition("/")[2] for word in words), " ".join(words))
+    return next((port for place in places for name, port in ports if name in place), None)
+
+
+def is_engine(argv: Sequence[str]) -> bool:
+    """True if a process of this command line is an engine, not something that merely passes traffic on."""
+    words = " ".join(argv).lower()
+    return any(name in words for kind in engines().values() for name in kind.programs)

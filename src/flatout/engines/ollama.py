@@ -2,55 +2,67 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
-from flatout.engines.base import Fact, Identity, Room, TargetError, Wants
-from flatout.engines.generic import USAGE, Found, Generic, dig, first, text, whole
+from flatout.engines.base import USAGE, Found, TargetError, Wants, dig, first, text, unknown, whole
+from flatout.engines.generic import ASK_TIMEOUT_S, Adapter, Ask
 from flatout.engines.http import ControlClient
+from flatout.record import Engine, ServedModel, ServerRoom
 
 
-class Ollama(Generic):
+class Ollama(Adapter):
     """/api/ps lists a model only while it is loaded, so it is asked anew for `room`.
 
     Ollama cuts prompts beyond its context length in silence; only the prompt count in the usage shows it.
     """
 
     name = "ollama"
-    verified = False
-    repository: ClassVar[str | None] = "ollama/ollama"
+    repository = "ollama/ollama"
+    programs: ClassVar = {"ollama": 11434}
+    address_variable = "OLLAMA_HOST"
     wants = Wants(count_fields=(USAGE,))
+    verified = False
 
     def __init__(self, client: ControlClient, found: Found) -> None:
         super().__init__(client, found)
         try:
-            self._show: Any = client.ask("POST", "/api/show", body={"model": self.model}, timeout_s=10.0)
+            self._show: Any = client.ask("POST", "/api/show", body={"model": self.model}, timeout_s=ASK_TIMEOUT_S)
         except TargetError:
             self._show = None
 
-    def identity(self) -> Identity:
-        details = dig(self._show, "details")
-        running = self._running()
-        return replace(
-            self._identity(),
-            version=first(
-                "Ollama's /api/version is not reachable", (text(dig(self.answer("/api/version"), "version")), "server")
-            ),
-            revision=first("Ollama tells the digest of loaded models only", (text(dig(running, "digest")), "server")),
-            quantization=first(
-                "Ollama's /api/show does not tell",
-                (text(dig(details, "quantization_level")), "server"),
-                (text(dig(running, "details", "quantization_level")), "server"),
-            ),
-            dtype=Fact.missing("a GGUF file has a quantization instead"),
-        )
+    @staticmethod
+    def recognise_by_list(found: Found, ask: Ask) -> str | None:
+        return "Recognised as Ollama by the owner named in its list of models." if found.owner == "library" else None
 
-    def room(self) -> Room:
+    @staticmethod
+    def recognise_by_endpoints(found: Found, ask: Ask) -> str | None:
+        return "Recognised as Ollama by /api/version." if text(dig(ask("/api/version"), "version")) else None
+
+    def engine(self) -> Engine:
+        engine = super().engine()
+        version = text(dig(self.answer("/api/version"), "version"))
+        engine.version = first("Ollama's /api/version is not reachable", (version, "server"))
+        return engine
+
+    def served_model(self) -> ServedModel:
+        model, running = super().served_model(), self._running()
+        model.revision = first(
+            "Ollama tells the digest of loaded models only", (text(dig(running, "digest")), "server")
+        )
+        model.quantization = first(
+            "Ollama's /api/show does not tell",
+            (text(dig(self._show, "details", "quantization_level")), "server"),
+            (text(dig(running, "details", "quantization_level")), "server"),
+        )
+        model.dtype = unknown("a GGUF file has a quantization instead")
+        return model
+
+    def room(self) -> ServerRoom:
         length = whole(dig(self._running(), "context_length"))
-        return Room(
+        return ServerRoom(
             model_length=first("Ollama tells the context length of loaded models only, by /api/ps", (length, "server")),
-            kv_tokens=Fact.missing("Ollama does not tell how many tokens its KV cache holds"),
-            max_running=Fact.missing("Ollama does not tell OLLAMA_NUM_PARALLEL"),
+            kv_tokens=unknown("Ollama does not tell how many tokens its KV cache holds"),
+            max_running=unknown("Ollama does not tell OLLAMA_NUM_PARALLEL"),
         )
 
     def _running(self) -> Any | None:

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from flatout.engines.base import TargetError, Wants
+from flatout.engines.base import MAX_TOKENS, TOKEN_IDS, TargetError, Wants
 from flatout.engines.detect import Target
-from flatout.engines.generic import MAX_TOKENS, TOKEN_IDS
 from flatout.engines.http import RateLimited
 from flatout.protocol import PATHS, Api, Event, Shape, Usage, body, read_event
 

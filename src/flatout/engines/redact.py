@@ -45,6 +45,7 @@ from flatout.engines.redact_rules import (
     value_span,
     word_set,
 )
+from flatout.protocol import shorten
 
 _PASSES = 8
 _DEEPEST = 64
@@ -489,6 +490,13 @@ def _mask_after(pattern: re.Pattern[str], text: str, wanted: Callable[[str, re.M
             done = end
         at = max(end, found.end())
     return "".join(out) + text[done:]
+
+
+def tidy(text: str, redact: Callable[[str], str], limit: int = 300) -> str:
+    """A server's words as one printable line of at most `limit` characters, redacted (by `Redactor.text`) before it is
+    cut: of a key that stands at the cut, no part is left over."""
+    line = shorten(redact(text).encode("utf-8", "replace"), 4 * limit + len(text))
+    return shorten(redact(line).encode(), limit)
 
 
 @lru_cache(maxsize=1)

@@ -8,47 +8,51 @@ import time
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from flatout.engines import argv as flags
-from flatout.engines.base import Fact, Identity, Live, Room, Source, TargetError, Wants
-from flatout.engines.generic import (
-    COMMIT,
+from flatout.engines.base import (
     CONTINUOUS,
     IGNORE_EOS,
     MIN_TOKENS,
     TOKEN_IDS,
     USAGE,
     Found,
-    Generic,
+    Live,
+    TargetError,
+    Wants,
+    count,
     dig,
     first,
+    known,
+    option,
     text,
+    unknown,
     whole,
 )
+from flatout.engines.generic import COMMIT, Adapter, Ask
 from flatout.engines.http import ControlClient
-from flatout.engines.vllm import token_list
+from flatout.record import Engine, Fact, ServedModel, ServerRoom
 
-_LIVE: Final = frozenset(
-    {
-        "sglang:num_running_reqs",
-        "sglang:num_queue_reqs",
-        "sglang:token_usage",
-        "sglang:generation_tokens_total",
-        "sglang:prompt_tokens_total",
-        "sglang:cached_tokens_total",
-        "sglang:spec_accept_length",
-        "sglang:num_retracted_requests_total",
-    }
-)
 _INFO_PATHS: Final = ("/get_server_info", "/server_info")
 _TOKENIZE_PATHS: Final = ("/tokenize", "/v1/tokenize")
+_UNSAID: Final = "SGLang's /server_info does not tell"
 
 
-class Sglang(Generic):
+class Sglang(Adapter):
     """Server info is asked once at the start, the room at each call of `room`."""
 
     name = "sglang"
-    counters_live = False
-    repository: ClassVar[str | None] = "sgl-project/sglang"
+    repository = "sgl-project/sglang"
+    programs: ClassVar = {"sglang": 30000}
+    gauges: ClassVar = {
+        "running": ("sglang:num_running_reqs",),
+        "waiting": ("sglang:num_queue_reqs",),
+        "kv_use": ("sglang:token_usage",),
+        "generated_total": ("sglang:generation_tokens_total",),
+        "prompt_total": ("sglang:prompt_tokens_total",),
+        "accept_length": ("sglang:spec_accept_length",),
+        "preemptions_total": ("sglang:num_retracted_requests_total",),
+        "prefix_hits_total": ("sglang:cached_tokens_total",),
+        "prefix_queries_total": ("sglang:prompt_tokens_total",),
+    }
     wants = Wants(
         count_fields=(USAGE, CONTINUOUS, TOKEN_IDS),
         length_fields=(IGNORE_EOS, MIN_TOKENS),
@@ -60,51 +64,61 @@ class Sglang(Generic):
         super().__init__(client, found)
         self._info: Any = next((a for a in map(self.answer, _INFO_PATHS) if isinstance(a, dict)), None)
         # Without --enable-metrics there is no /metrics, but /v1/loads has the gauges.
-        metrics = self.has_metrics(_LIVE)
-        self._loads_only = metrics is None and self._loads() is not None
+        metrics = self.first_scrape()
+        self._loads_only = metrics is None and bool(self._loads())
         self.has_gauges = metrics is not None or self._loads_only
-        self._launched: list[str] | None = self._launch_words()
 
-    def identity(self) -> Identity:
-        info, source = self._info, self.found.argv_source
+    @staticmethod
+    def recognise_by_list(found: Found, ask: Ask) -> str | None:
+        return "Recognised as SGLang by the owner named in its list of models." if found.owner == "sglang" else None
+
+    @staticmethod
+    def recognise_by_endpoints(found: Found, ask: Ask) -> str | None:
+        info = ask("/get_server_info")
+        if dig(info, "tp_size") is None or not text(dig(info, "version")):
+            return None
+        return "Recognised as SGLang by /get_server_info."
+
+    @staticmethod
+    def still_loading(client: ControlClient) -> str | None:
+        status = dig(client.ask("GET", "/server_info"), "status")
+        return None if status in (None, "ready") else f"SGLang says: {status}"
+
+    def engine(self) -> Engine:
+        engine, info = super().engine(), self._info
         version = text(dig(info, "version"))
         commit = COMMIT.search(version or "")
-        unsaid = "SGLang's /server_info does not tell"
         method = text(dig(info, "speculative_algorithm"))
-        told_off: tuple[str | None, Source] = (
-            "none" if isinstance(info, dict) and "speculative_algorithm" in info and method is None else None,
-            "server",
-        )
-        return replace(
-            self._identity(),
-            version=first(unsaid, (version, "server")),
-            commit=first("SGLang names it in development builds only", (commit[1] if commit else None, "server")),
-            build=first("a plain release", ((version or "").partition("+")[2] or None, "server")),
-            backend=first(unsaid, (text(dig(info, "attention_backend")), "server")),
-            model_id=first(unsaid, (text(dig(info, "model_path")), "server"), (self.model, "server")),
-            revision=first("SGLang was started without --revision", (text(dig(info, "revision")), "server")),
-            quantization=first(
-                "SGLang was started without --quantization; the model's own configuration decides",
-                (text(dig(info, "quantization")), "server"),
-                (self.option("--quantization"), source),
-            ),
-            dtype=first(unsaid, (text(dig(info, "dtype")), "server"), (self.option("--dtype"), source)),
-            launch_command=self._launch_command(),
-            speculative_method=first(unsaid, (method, "server"), told_off),
-            draft_model=first(unsaid, (text(dig(info, "speculative_draft_model_path")), "server")),
-            draft_length=self._draft_length(method),
-        )
+        off = isinstance(info, dict) and "speculative_algorithm" in info and method is None
+        draft_model = text(dig(info, "speculative_draft_model_path"))
+        engine.version = first(_UNSAID, (version, "server"))
+        engine.commit = first("SGLang names it in development builds only", (commit[1] if commit else None, "server"))
+        engine.build = first("a plain release", ((version or "").partition("+")[2] or None, "server"))
+        engine.backend = first(_UNSAID, (text(dig(info, "attention_backend")), "server"))
+        engine.speculative_method = first(_UNSAID, (method, "server"), ("none" if off else None, "server"))
+        engine.draft_model = first(_UNSAID, (draft_model, "server"))
+        engine.draft_length = self._draft_length(method)
+        return engine
 
-    def room(self) -> Room:
-        info, source = self._info, self.found.argv_source
-        loads = self._loads() or []
-        running = _added(loads, "max_running_requests")
+    def served_model(self) -> ServedModel:
+        model, info, source = super().served_model(), self._info, self.found.argv_source
+        model.id = first(_UNSAID, (text(dig(info, "model_path")), "server"), (self.model, "server"))
+        model.revision = first("SGLang was started without --revision", (text(dig(info, "revision")), "server"))
+        model.quantization = first(
+            "SGLang was started without --quantization; the model's own configuration decides",
+            (text(dig(info, "quantization")), "server"),
+            (self.option("--quantization"), source),
+        )
+        model.dtype = first(_UNSAID, (text(dig(info, "dtype")), "server"), (self.option("--dtype"), source))
+        return model
+
+    def room(self) -> ServerRoom:
+        info, source, loads = self._info, self.found.argv_source, self._loads()
         states = dig(info, "internal_states")
-        per_rank = _added(states if isinstance(states, list) else [], "effective_max_running_requests_per_dp")
-        kv = _added(loads, "max_total_num_tokens")
+        per_rank = _sum_of_limits(states if isinstance(states, list) else [], "effective_max_running_requests_per_dp")
         ranks = whole(dig(info, "dp_size")) or 1
-        kv_told = whole(dig(info, "max_total_num_tokens"))
-        return Room(
+        kv_per_rank = whole(dig(info, "max_total_num_tokens"))
+        return ServerRoom(
             model_length=first(
                 "SGLang did not tell its context length",
                 (whole(self.found.entry.get("max_model_len")), "server"),
@@ -113,12 +127,12 @@ class Sglang(Generic):
             ),
             kv_tokens=first(
                 "SGLang did not tell max_total_num_tokens",
-                (kv, "server"),
-                (kv_told * ranks if kv_told else None, "server"),
+                (_sum_of_limits(loads, "max_total_num_tokens"), "server"),
+                (kv_per_rank * ranks if kv_per_rank else None, "server"),
             ),
             max_running=first(
                 "SGLang did not tell max_running_requests",
-                (running, "server"),
+                (_sum_of_limits(loads, "max_running_requests"), "server"),
                 (per_rank, "server"),
                 (whole(dig(info, "max_running_requests")), "server"),
                 (self.number("--max-running-requests"), source),
@@ -126,24 +140,11 @@ class Sglang(Generic):
         )
 
     def live(self) -> Live | None:
-        if not self.has_gauges:
-            return None
         if self._loads_only:
             return self._live_from_loads()
-        s, t_ns = self.scrape(_LIVE)
-        accept = s.mean("sglang:spec_accept_length")
-        return Live(
-            t_ns,
-            running=s.total("sglang:num_running_reqs"),
-            waiting=s.total("sglang:num_queue_reqs"),
-            kv_use=s.mean("sglang:token_usage"),
-            generated_total=s.total("sglang:generation_tokens_total"),
-            prompt_total=s.total("sglang:prompt_tokens_total"),
-            accept_length=accept if accept else None,  # 0 means: no speculative step has been made
-            preemptions_total=s.total("sglang:num_retracted_requests_total"),
-            prefix_hits_total=s.total("sglang:cached_tokens_total"),
-            prefix_queries_total=s.total("sglang:prompt_tokens_total"),
-        )
+        live = super().live()
+        # An acceptance length of 0 means that no speculative step has been made.
+        return live if live is None or live.accept_length else replace(live, accept_length=None)
 
     def cancel(self, request_ids: list[str]) -> bool:
         done = True
@@ -157,8 +158,7 @@ class Sglang(Generic):
 
     def tokenize(self, text: str) -> list[int] | None:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
-        answers = (self.ask_tokenizer(path, body) for path in _TOKENIZE_PATHS)
-        return next((ids for ids in (self.believable(token_list(a), text) for a in answers) if ids is not None), None)
+        return next((ids for path in _TOKENIZE_PATHS if (ids := self.ids(path, body, text)) is not None), None)
 
     def count_chat_tokens(self, text: str) -> int | None:
         body = {"model": self.model, "messages": [{"role": "user", "content": text}], "add_generation_prompt": True}
@@ -170,72 +170,67 @@ class Sglang(Generic):
         loads = dig(self.client.json("GET", "/v1/loads"), "loads")
         t_ns = (before + time.monotonic_ns()) // 2
         loads = loads if isinstance(loads, list) else []
-        ranks = sum(_number(dig(rank, "token_usage")) is not None for rank in loads)
-        usage = _sum(loads, "token_usage")
-        return Live(
-            t_ns,
-            running=_sum(loads, "num_running_reqs"),
-            waiting=_sum(loads, "num_waiting_reqs"),
-            kv_use=None if usage is None else usage / ranks,
+        running, waiting, usage = (
+            _finite([dig(rank, name) for rank in loads])
+            for name in ("num_running_reqs", "num_waiting_reqs", "token_usage")
         )
+        kv_use = _sum(usage)
+        return Live(t_ns, _sum(running), _sum(waiting), None if kv_use is None else kv_use / len(usage))
 
-    def _loads(self) -> list[Any] | None:
-        """One entry per data-parallel rank, or None where the server has no /v1/loads."""
+    def _loads(self) -> list[Any]:
+        """One entry a data-parallel rank; none where the server has no /v1/loads."""
         try:
             loads = dig(self.client.ask("GET", "/v1/loads"), "loads")
         except TargetError:
-            return None
-        return loads if isinstance(loads, list) and loads else None
+            return []
+        return loads if isinstance(loads, list) else []
 
-    def _launch_words(self) -> list[str] | None:
-        told = text(dig(self._info, "launch_command"))
+    def _words(self) -> list[str] | None:
+        """The words of its start as the server has them, without its program."""
+        command = text(dig(self._info, "launch_command"))
         try:
-            return shlex.split(told) if told else None
+            return shlex.split(command) if command else None
         except ValueError:
             return None
 
-    def _launch_command(self) -> Fact[str]:
+    def launch_command(self) -> Fact:
         """What the server says of its own start is better than what a process list shows: it has all the words."""
-        told = text(dig(self._info, "launch_command"))
-        if told is None:
-            return self.launch_command()
-        return Fact(self.client.redactor.command(f"python -m sglang.launch_server {told}"), "server")
+        command = text(dig(self._info, "launch_command"))
+        if command is None:
+            return super().launch_command()
+        return known(self.client.redactor.command(f"python -m sglang.launch_server {command}"), "server")
 
-    def _draft_length(self, method: str | None) -> Fact[int]:
+    def _draft_length(self, method: str | None) -> Fact:
         """Draft tokens per verification step; for block methods the block's size."""
-        info = self._info
-        block_fields = ("speculative_dflash_block_size", "speculative_dspark_block_size")
-        blocks = next((n for n in (whole(dig(info, name)) for name in block_fields) if n is not None), None)
         if method is None:
-            return Fact.missing("speculative decoding is off, or SGLang does not tell")
-        typed = flags.count(flags.option(self._launched, "--speculative-num-draft-tokens"))
-        return first(
-            "SGLang does not tell the draft length",
-            (whole(dig(info, "speculative_num_draft_tokens")), "server"),
-            (blocks, "server"),
-            (typed, "server"),
-        )
+            return unknown("speculative decoding is off, or SGLang does not tell")
+        fields = (
+            "speculative_num_draft_tokens", "speculative_dflash_block_size", "speculative_dspark_block_size",
+        )  # fmt: skip
+        lengths = (whole(dig(self._info, name)) for name in fields)
+        typed = count(option(self._words(), "--speculative-num-draft-tokens"))
+        length = next((n for n in (*lengths, typed) if n is not None), None)
+        return first("SGLang does not tell the draft length", (length, "server"))
 
 
-def _number(value: Any) -> float | None:
-    """A finite number as JSON has it, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) else None
+def _finite(values: list[Any]) -> list[float]:
+    """The numbers among values of JSON, which may also be too large for a float."""
+    numbers = []
+    for value in values:
+        try:
+            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+                numbers.append(float(value))
+        except OverflowError:
+            continue
+    return numbers
 
 
-def _sum(entries: list[Any], name: str) -> float | None:
-    values = [n for n in (_number(dig(entry, name)) for entry in entries) if n is not None]
+def _sum(values: list[float]) -> float | None:
     total = sum(values) if values else None
     return total if total is not None and math.isfinite(total) else None
 
 
-def _added(entries: list[Any], name: str) -> int | None:
+def _sum_of_limits(ranks: list[Any], name: str) -> int | None:
     """The sum over ranks of a limit; None unless every rank tells it."""
-    values = [whole(dig(entry, name)) for entry in entries]
-    known = [n for n in values if n is not None]
-    return sum(known) if known and len(known) == len(values) else None
+    limits = [n for n in (whole(dig(rank, name)) for rank in ranks) if n is not None]
+    return sum(limits) if limits and len(limits) == len(ranks) else None

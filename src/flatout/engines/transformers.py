@@ -2,39 +2,50 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import ClassVar
 
-from flatout.engines import argv as flags
-from flatout.engines.base import Fact, Identity, Room, Wants
-from flatout.engines.generic import USAGE, Generic, first
+from flatout.engines.base import USAGE, Found, Wants, dig, first, has, known, unknown
+from flatout.engines.generic import Adapter, Ask
+from flatout.record import Engine, ServedModel, ServerRoom
+
+_UNSAID = "transformers serve does not tell"
 
 
-class Transformers(Generic):
+class Transformers(Adapter):
     """All that is known comes from the protocol and, where given, from the command line."""
 
     name = "transformers"
-    repository: ClassVar[str | None] = "huggingface/transformers"
+    repository = "huggingface/transformers"
+    programs: ClassVar = {"transformers": 8000}
     wants = Wants(count_fields=(USAGE,))
 
-    def identity(self) -> Identity:
-        source = self.found.argv_source
-        unsaid = "transformers serve does not tell"
-        return replace(
-            self._identity(),
-            version=Fact.missing("transformers serve does not tell its version"),
-            backend=first(unsaid, (self.option("--device"), source)),
-            dtype=first(unsaid, (self.option("--dtype", "--torch-dtype"), source)),
-            quantization=first(unsaid, (self.option("--quantization"), source)),
-            speculative_method=Fact("none", "derived", "transformers serve has no speculative decoding"),
-        )
+    @staticmethod
+    def recognise_by_list(found: Found, ask: Ask) -> str | None:
+        if found.owner != "local" or "x-request-id" not in found.headers:
+            return None
+        if dig(ask("/openapi.json"), "paths", "/load_model") is None:
+            return None
+        return "Recognised as transformers serve by its list of models and its endpoints."
 
-    def room(self) -> Room:
-        batching = flags.has(self.found.argv, "--continuous-batching")
+    def engine(self) -> Engine:
+        engine = super().engine()
+        engine.version = unknown("transformers serve does not tell its version")
+        engine.backend = self.flag(_UNSAID, "--device")
+        engine.speculative_method = known("none", "derived", "transformers serve has no speculative decoding")
+        return engine
+
+    def served_model(self) -> ServedModel:
+        model = super().served_model()
+        model.dtype = self.flag(_UNSAID, "--dtype", "--torch-dtype")
+        model.quantization = self.flag(_UNSAID, "--quantization")
+        return model
+
+    def room(self) -> ServerRoom:
         # Without continuous batching it answers one request after the other.
+        batching = has(self.found.argv, "--continuous-batching")
         one_by_one = 1 if self.found.argv and not batching else None
-        return Room(
-            model_length=Fact.missing("transformers serve keeps no limit on a request's length"),
-            kv_tokens=Fact.missing("transformers serve does not tell how many tokens its KV cache holds"),
+        return ServerRoom(
+            model_length=unknown("transformers serve keeps no limit on a request's length"),
+            kv_tokens=unknown("transformers serve does not tell how many tokens its KV cache holds"),
             max_running=first("transformers serve does not tell how it batches", (one_by_one, "derived")),
         )

@@ -7,57 +7,56 @@ import re
 from dataclasses import replace
 from typing import Any, ClassVar, Final
 
-from flatout.engines.base import Fact, Identity, Live, Room, Wants
-from flatout.engines.generic import (
-    COMMIT,
+from flatout.engines.base import (
     CONTINUOUS,
     IGNORE_EOS,
     MIN_TOKENS,
     TOKEN_IDS,
     USAGE,
     Found,
-    Generic,
+    Source,
+    Wants,
     dig,
     first,
+    known,
     text,
+    unknown,
     whole,
 )
+from flatout.engines.generic import COMMIT, Adapter, Ask
 from flatout.engines.http import ControlClient
+from flatout.record import Engine, Fact, ServedModel, ServerRoom
 
-_LIVE: Final = frozenset(
-    {
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
-        "vllm:kv_cache_usage_perc",
-        "vllm:gpu_cache_usage_perc",
-        "vllm:generation_tokens_total",
-        "vllm:prompt_tokens_total",
-        "vllm:spec_decode_num_drafts_total",
-        "vllm:spec_decode_num_draft_tokens_total",
-        "vllm:spec_decode_num_accepted_tokens_total",
-        "vllm:num_preemptions_total",
-        "vllm:prefix_cache_hits_total",
-        "vllm:prefix_cache_queries_total",
-        "vllm:gpu_prefix_cache_hits_total",
-        "vllm:gpu_prefix_cache_queries_total",
-    }
-)
-_CONFIG: Final = frozenset({"vllm:cache_config_info", "vllm:num_requests_running"})
+_CONFIG: Final = "vllm:cache_config_info"
+_UNSAID: Final = "vLLM tells it only in development mode or by its command line"
 
 
-class Vllm(Generic):
-    """Asked once at the start for what does not change; afterwards only `live` is asked."""
-
+class Vllm(Adapter):
     name = "vllm"
+    repository = "vllm-project/vllm"
+    programs: ClassVar = {"vllm": 8000}
+    key_variables = ("VLLM_API_KEY",)
+    gauges: ClassVar = {
+        "running": ("vllm:num_requests_running",),
+        "waiting": ("vllm:num_requests_waiting",),
+        "kv_use": ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
+        "generated_total": ("vllm:generation_tokens_total",),
+        "prompt_total": ("vllm:prompt_tokens_total",),
+        "drafts_total": ("vllm:spec_decode_num_drafts_total",),
+        "drafted_total": ("vllm:spec_decode_num_draft_tokens_total",),
+        "accepted_total": ("vllm:spec_decode_num_accepted_tokens_total",),
+        "preemptions_total": ("vllm:num_preemptions_total",),
+        "prefix_hits_total": ("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
+        "prefix_queries_total": ("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
+    }
     counters_live = True
-    repository: ClassVar[str | None] = "vllm-project/vllm"
     wants = Wants(
         count_fields=(USAGE, CONTINUOUS, TOKEN_IDS), length_fields=(IGNORE_EOS, MIN_TOKENS), token_prompts=True
     )
 
     def __init__(self, client: ControlClient, found: Found) -> None:
         super().__init__(client, found)
-        self._start = self.has_metrics(_CONFIG)
+        self._start = self.first_scrape(_CONFIG)
         self.has_gauges = self._start is not None
         # The structured form tells max_num_seqs; older versions ignore the parameter and send one long text.
         self._config: Any = dig(self.answer("/server_info?config_format=json"), "vllm_config")
@@ -65,67 +64,55 @@ class Vllm(Generic):
             # Requests can be named in any mode, but be cancelled by name only in this one.
             self.wants = replace(self.wants, id_field="request_id")
 
-    def identity(self) -> Identity:
+    @staticmethod
+    def recognise_by_list(found: Found, ask: Ask) -> str | None:
+        return "Recognised as vLLM by the owner named in its list of models." if found.owner == "vllm" else None
+
+    @staticmethod
+    def recognise_by_endpoints(found: Found, ask: Ask) -> str | None:
+        if not found.entry.get("max_model_len") or not text(dig(ask("/version"), "version")):
+            return None
+        return "Recognised as vLLM by /version and max_model_len."
+
+    def engine(self) -> Engine:
+        engine, source = super().engine(), self.found.argv_source
         version = text(dig(self.answer("/version"), "version"))
         commit = COMMIT.search(version or "")
-        source = self.found.argv_source
         speculative = self._speculative()
-        quantization = self._setting("model_config", "quantization")
-        dtype = (self._setting("model_config", "dtype") or "").removeprefix("torch.") or None
-        unsaid = "vLLM tells it only in development mode or by its command line"
-        return replace(
-            self._identity(),
-            version=first("vLLM's /version is not reachable", (version, "server")),
-            commit=first("vLLM names it in development builds only", (commit[1] if commit else None, "server")),
-            build=first("a plain release", (_local_part(version), "server")),
-            backend=first(
-                unsaid, (self._setting("device_config", "device"), "server"), (self.option("--device"), source)
-            ),
-            revision=first(
-                unsaid, (self._setting("model_config", "revision"), "server"), (self.option("--revision"), source)
-            ),
-            quantization=first(unsaid, (quantization, "server"), (self.option("--quantization", "-q"), source)),
-            dtype=first(unsaid, (dtype, "server"), (self.option("--dtype"), source)),
-            speculative_method=first(unsaid, (text(speculative.get("method")), source), self._off()),
-            draft_model=first(unsaid, (text(speculative.get("model")), source)),
-            draft_length=first(unsaid, (whole(speculative.get("num_speculative_tokens")), source)),
-        )
+        engine.version = first("vLLM's /version is not reachable", (version, "server"))
+        engine.commit = first("vLLM names it in development builds only", (commit[1] if commit else None, "server"))
+        engine.build = first("a plain release", ((version or "").partition("+")[2] or None, "server"))
+        engine.backend = self._setting_or_flag(("device_config", "device"), "--device")
+        engine.speculative_method = first(_UNSAID, (text(speculative.get("method")), source), self._off())
+        engine.draft_model = first(_UNSAID, (text(speculative.get("model")), source))
+        engine.draft_length = first(_UNSAID, (whole(speculative.get("num_speculative_tokens")), source))
+        return engine
 
-    def room(self) -> Room:
+    def served_model(self) -> ServedModel:
+        model = super().served_model()
+        model.revision = self._setting_or_flag(("model_config", "revision"), "--revision")
+        model.quantization = self._setting_or_flag(("model_config", "quantization"), "--quantization", "-q")
+        model.dtype = self._setting_or_flag(("model_config", "dtype"), "--dtype")
+        return model
+
+    def room(self) -> ServerRoom:
         source = self.found.argv_source
-        length = whole(self.found.entry.get("max_model_len"))
-        length_typed = self.number("--max-model-len")
         # Each data-parallel engine has its own limit.
-        engines = max(1, len(self._start.labels("vllm:cache_config_info")) if self._start else 1)
+        engines = max(1, len(self._start.labels(_CONFIG)) if self._start else 1)
         seqs = whole(self._setting("scheduler_config", "max_num_seqs"))
         seqs_typed = self.number("--max-num-seqs")
-        return Room(
-            model_length=first("vLLM did not tell max_model_len", (length, "server"), (length_typed, source)),
+        return ServerRoom(
+            model_length=first(
+                "vLLM did not tell max_model_len",
+                (whole(self.found.entry.get("max_model_len")), "server"),
+                (self.number("--max-model-len"), source),
+            ),
             kv_tokens=self._kv_tokens(),
             max_running=first(
                 "vLLM does not tell --max-num-seqs, and its default depends on the hardware",
                 (seqs * engines if seqs else None, "server"),
                 (seqs_typed * engines if seqs_typed else None, source),
             ),
-        )
-
-    def live(self) -> Live | None:
-        if not self.has_gauges:
-            return None
-        s, t_ns = self.scrape(_LIVE)
-        return Live(
-            t_ns,
-            running=s.total("vllm:num_requests_running"),
-            waiting=s.total("vllm:num_requests_waiting"),
-            kv_use=s.mean("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"),
-            generated_total=s.total("vllm:generation_tokens_total"),
-            prompt_total=s.total("vllm:prompt_tokens_total"),
-            drafts_total=s.total("vllm:spec_decode_num_drafts_total"),
-            drafted_total=s.total("vllm:spec_decode_num_draft_tokens_total"),
-            accepted_total=s.total("vllm:spec_decode_num_accepted_tokens_total"),
-            preemptions_total=s.total("vllm:num_preemptions_total"),
-            prefix_hits_total=s.total("vllm:prefix_cache_hits_total", "vllm:gpu_prefix_cache_hits_total"),
-            prefix_queries_total=s.total("vllm:prefix_cache_queries_total", "vllm:gpu_prefix_cache_queries_total"),
         )
 
     def cancel(self, request_ids: list[str]) -> bool:
@@ -140,44 +127,48 @@ class Vllm(Generic):
         return self.client.request("POST", "/reset_prefix_cache", timeout_s=60.0).status == 200
 
     def tokenize(self, text: str) -> list[int] | None:
-        answer = self.ask_tokenizer("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False})
-        return self.believable(token_list(answer), text)
+        return self.ids("/tokenize", {"model": self.model, "prompt": text, "add_special_tokens": False}, text)
 
     def count_chat_tokens(self, text: str) -> int | None:
         messages = [{"role": "user", "content": text}]
         body = {"model": self.model, "messages": messages, "add_generation_prompt": True}
         return whole(dig(self.ask_tokenizer("/tokenize", body), "count"))
 
-    def _kv_tokens(self) -> Fact[int]:
-        tokens, derived = 0, False
-        engines = self._start.labels("vllm:cache_config_info") if self._start else ()
+    def _kv_tokens(self) -> Fact:
+        tokens = 0
+        source: Source = "server"
+        engines = self._start.labels(_CONFIG) if self._start else ()
         for labels in engines:
             size = whole(labels.get("kv_cache_size_tokens"))
             if size is None:
                 blocks, block = whole(labels.get("num_gpu_blocks")), whole(labels.get("block_size"))
                 if blocks is None or block is None:
-                    return Fact.missing("vLLM's cache_config_info names neither tokens nor blocks")
-                size, derived = blocks * block, True
+                    return unknown("vLLM's cache_config_info names neither tokens nor blocks")
+                size, source = blocks * block, "derived"
             tokens += size
-        if not engines:
-            return Fact.missing("vLLM's /metrics has no cache_config_info")
-        return Fact(tokens, "derived" if derived else "server")
+        return known(tokens, source) if engines else unknown("vLLM's /metrics has no cache_config_info")
 
     def _speculative(self) -> dict[str, Any]:
-        told = dig(self._config, "speculative_config")
-        if isinstance(told, dict):
-            return told
+        config = dig(self._config, "speculative_config")
+        if isinstance(config, dict):
+            return config
         try:
-            typed = json.loads(self.option("--speculative-config", "-sc") or "{}")
+            config = json.loads(self.option("--speculative-config", "-sc") or "{}")
         except (ValueError, RecursionError):
             return {}
-        return typed if isinstance(typed, dict) else {}
+        return config if isinstance(config, dict) else {}
 
-    def _off(self) -> tuple[str | None, Any]:
+    def _off(self) -> tuple[str | None, Source]:
         if self._config is not None and self._setting("speculative_config") is None:
             return "none", "server"
         given = self.found.argv is not None and self.option("--config") is None
         return ("none", "derived") if given and not self._speculative() else (None, "derived")
+
+    def _setting_or_flag(self, path: tuple[str, str], *flags: str) -> Fact:
+        setting = self._setting(*path)
+        if path[1] == "dtype":
+            setting = (setting or "").removeprefix("torch.") or None
+        return first(_UNSAID, (setting, "server"), (self.option(*flags), self.found.argv_source))
 
     def _setting(self, *path: str) -> str | None:
         """One setting of the development mode's configuration, which is JSON or one long text by version."""
@@ -185,22 +176,8 @@ class Vllm(Generic):
             value = dig(self._config, *path)
             return None if value is None else str(value)
         if isinstance(self._config, str):
-            match = re.search(rf"(?<![\w]){re.escape(_AS_TEXT.get(path[-1], path[-1]))}=([^,()]+)", self._config)
+            name = "device_config" if path[-1] == "device" else path[-1]
+            match = re.search(rf"(?<![\w]){re.escape(name)}=([^,()]+)", self._config)
             value = match[1].strip("'\" ") if match else None
             return None if value in (None, "None", "") else value
         return None
-
-
-_AS_TEXT: Final = {"device": "device_config"}
-
-
-def token_list(answer: Any) -> list[int] | None:
-    """The ids of a /tokenize answer; None if it has none."""
-    tokens = dig(answer, "tokens")
-    if not isinstance(tokens, list) or not all(type(t) is int and 0 <= t < 2**31 for t in tokens):
-        return None
-    return tokens
-
-
-def _local_part(version: str | None) -> str | None:
-    return (version or "").partition("+")[2] or None

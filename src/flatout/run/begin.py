@@ -34,7 +34,6 @@ from flatout.run.describe import (
     hardware,
     limits_of,
     machine_facts,
-    model_facts,
     protocol,
     room_facts,
     server_process,
@@ -218,14 +217,13 @@ def _new_record(
     pool: LoadPool,
 ) -> rec.Record:
     target, suite = server.target, options.suite
-    identity = target.adapter.identity()
     redactor = target.redactor
     return rec.Record(
         id=uuid.uuid4().hex,
         state="running",
         started=now_iso(),
-        engine=engine_facts(target, identity, options, server.argv),
-        model=model_facts(target, identity),
+        engine=engine_facts(target, options, server.argv),
+        model=target.served_model(),
         room=room,
         protocol=protocol(target, capabilities, options),
         hardware=hardware(target, options),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from flatout import record as rec
-from flatout.engines.words import tidy
+from flatout.engines.redact import tidy
 from flatout.load.process import Outcome
 from flatout.load.samples import Samples
 from flatout.measure import cell as measure

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from flatout.engines.base import TargetError
-from flatout.engines.words import tidy
+from flatout.engines.redact import tidy
 from flatout.flags import MEASURED, Status
 from flatout.load.process import LoadError
 from flatout.plan import PlannedCell

@@ -9,9 +9,9 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from flatout import record as rec
-from flatout.engines.base import Fact, Identity, Room
 from flatout.engines.detect import Target
 from flatout.engines.endpoint import parse_address
+from flatout.engines.launch import is_engine
 from flatout.engines.probe import Capabilities
 from flatout.host.hardware import hardware_from
 from flatout.host.local import ProcessInfo, is_local, listening_process, package_version
@@ -20,18 +20,6 @@ from flatout.plan import Limits
 from flatout.run.options import Options
 
 _GB: Final = 1e9
-_ENGINES: Final = (
-    "vllm", "sglang", "llama", "transformers", "ollama", "flatout.demo", "text-generation", "lmstudio", "lm-studio",
-    "trtllm", "tensorrt", "lmdeploy", "mlx_lm", "aphrodite", "exllama", "tabby", "koboldcpp", "mistralrs",
-)  # fmt: skip
-
-
-def fact(made: Fact[Any], redact: Any = None) -> rec.Fact:
-    """A fact of the target room as one of the record, redacted if a redactor's method is given."""
-    value = made.value
-    if redact is not None and isinstance(value, str):
-        value = redact(value)
-    return rec.Fact(value=value, source=made.source, reason=made.reason)
 
 
 def on_host(value: Any, reason: str | None = None) -> rec.Fact:
@@ -52,58 +40,33 @@ def server_process(url: str) -> ProcessInfo | None:
     if not parts.hostname or not is_local(parts.hostname):
         return None
     found = listening_process(port).process
-    words = " ".join(found.argv or ()).lower() if found else ""
-    return found if any(engine in words for engine in _ENGINES) else None
+    return found if found is not None and is_engine(found.argv or ()) else None
 
 
-def engine_facts(target: Target, identity: Identity, options: Options, argv: Sequence[str] | None = None) -> rec.Engine:
+def engine_facts(target: Target, options: Options, argv: Sequence[str] | None = None) -> rec.Engine:
     """What the engine says of itself; a version that the user (or the embedded engine's package) gives wins."""
-    redactor = target.redactor
-    version = fact(identity.version)
-    if version.value is None and argv:
-        installed = package_version(argv, target.adapter.name)
-        version = rec.Fact(value=installed, source="host") if installed else version
+    engine = target.engine()
+    installed = package_version(argv, target.adapter.name) if engine.version.value is None and argv else None
+    if installed is not None:
+        engine.version = rec.Fact(value=installed, source="host")
     if options.engine_version is not None:
-        version = rec.Fact(value=redactor.text(options.engine_version), source=options.engine_version_source)
-    return rec.Engine(
-        name=fact(identity.engine, redactor.text),
-        version=version,
-        commit=fact(identity.commit),
-        build=fact(identity.build, redactor.text),
-        backend=fact(identity.backend, redactor.text),
-        repository=fact(identity.repository, redactor.text),
-        adapter=target.adapter.name,
-        adapter_verified=target.adapter.verified,
-        launch_command=fact(identity.launch_command, redactor.command),
-        speculative_method=fact(identity.speculative_method, redactor.text),
-        draft_model=fact(identity.draft_model, redactor.text),
-        draft_length=fact(identity.draft_length),
-    )
-
-
-def model_facts(target: Target, identity: Identity) -> rec.ServedModel:
-    redact = target.redactor.text
-    return rec.ServedModel(
-        id=fact(identity.model_id, redact),
-        served_as=rec.Fact(value=redact(target.model), source="server" if target.models else "typed"),
-        revision=fact(identity.revision, redact),
-        quantization=fact(identity.quantization, redact),
-        dtype=fact(identity.dtype, redact),
-    )
+        version = target.redactor.text(options.engine_version)
+        engine.version = rec.Fact(value=version, source=options.engine_version_source)
+    return engine
 
 
 def room_facts(target: Target, options: Options) -> rec.ServerRoom:
     """The server's limits; what the user typed wins over what the server says, and is named as typed."""
-    room: Room = target.adapter.room()
-
-    def typed_or(typed: int | None, told: Fact[int]) -> rec.Fact:
-        return fact(told) if typed is None else rec.Fact(value=typed, source="typed")
-
-    return rec.ServerRoom(
-        model_length=typed_or(options.model_length, room.model_length),
-        kv_tokens=typed_or(options.kv_tokens, room.kv_tokens),
-        max_running=typed_or(options.max_running, room.max_running),
-    )
+    room = target.adapter.room()
+    typed = {
+        "model_length": options.model_length,
+        "kv_tokens": options.kv_tokens,
+        "max_running": options.max_running,
+    }
+    for name, value in typed.items():
+        if value is not None:
+            setattr(room, name, rec.Fact(value=value, source="typed"))
+    return room
 
 
 def limits_of(room: rec.ServerRoom) -> Limits:

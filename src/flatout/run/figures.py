@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from flatout import record as rec
 from flatout.calibration import beyond
-from flatout.engines.words import tidy
+from flatout.engines.redact import tidy
 from flatout.flags import Flag, Status
 from flatout.host.gpu import HARMFUL_REASONS
 from flatout.host.summary import Stat, TelemetrySummary

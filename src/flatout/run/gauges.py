@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import Final
 
-from flatout.engines.base import Adapter, Live
+from flatout.engines.base import Live
+from flatout.engines.generic import Adapter
 
 FASTEST_S: Final = 0.1
 SLOWEST_S: Final = 1.0

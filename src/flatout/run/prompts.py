@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from flatout.engines.base import Adapter, TargetError
+from flatout.engines.base import TargetError
+from flatout.engines.generic import Adapter
 from flatout.engines.probe import Capabilities
 from flatout.prompts.book import Prompt, PromptBook
 from flatout.run.sends import Content

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Final, Literal
 
+from flatout.engines.base import MAX_TOKENS
 from flatout.engines.endpoint import Address
-from flatout.engines.generic import MAX_TOKENS
 from flatout.load.job import RID_WIDTH, Endpoint, Job, Proxy, Stream, Timeouts
 from flatout.protocol import PATHS, Shape, body
 
