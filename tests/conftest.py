@@ -12,9 +12,7 @@ from tests.chromium import browser
 
 __all__ = ["browser"]
 
-settings.register_profile(
-    "flatout", deadline=None
-)  # one example's time says how busy the machine is, not what is wrong
+settings.register_profile("flatout", deadline=None)  # an example slow on a busy machine is no fault
 settings.load_profile("flatout")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

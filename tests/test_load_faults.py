@@ -14,8 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from flatout.engines.redact import Redactor
-from flatout.engines.redact import tidy
+from flatout.engines.redact import Redactor, tidy
 from flatout.load.job import Stream, Timeouts
 from flatout.load.process import JobRefused, LoadError, LoadPool, Outcome
 from flatout.load.samples import CUT, FAILED, OK, REFUSED

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout import record as rec
-from flatout.engines.base import Live
-from flatout.engines.base import MAX_TOKENS
+from flatout.engines.base import MAX_TOKENS, Live
 from flatout.load.job import RID_WIDTH, Timeouts
 from flatout.protocol import Shape
 from flatout.run import idle, sends, warmup
