@@ -15,8 +15,9 @@ from fastapi.testclient import TestClient
 
 from flatout.record import Record, dump
 from flatout.site import accounts
-from flatout.site.app import Site, create_app
+from flatout.site.app import create_app
 from flatout.site.settings import Settings
+from flatout.site.state import Site
 from tests import records
 
 BASE = "http://127.0.0.1:8321"

@@ -317,7 +317,7 @@ def test_the_log_tells_the_operator_why_and_nobody_else(
             raise Unavailable("the site's database cannot be used at the moment") from error
 
     monkeypatch.setattr(Store, "publish", gone)
-    monkeypatch.setattr(quick.app.state.reasons, "_now", lambda: now[0])
+    monkeypatch.setattr(quick.site.reasons, "_now", lambda: now[0])
     ann = quick.token()
     for _ in range(3):
         assert "clients" not in problem(quick.publish(body(), ann), 503)["detail"]

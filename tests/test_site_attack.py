@@ -30,7 +30,7 @@ from flatout.publish.client import Parcel
 from flatout.publish.client import Site as Client
 from flatout.publish.errors import SiteTrouble
 from flatout.show.page import streams
-from flatout.site import backup, comparing, drawer
+from flatout.site import backup, drawer, drawings
 from flatout.site.accounts import whose
 from flatout.site.errors import SiteError
 from flatout.site.intake import take
@@ -240,7 +240,7 @@ def test_a_comparison_is_bounded(site: Opened) -> None:
         ids.append(site.publish(json.dumps(record).encode(), who).json()["id"])
     asked = [("r", one) for one in ids]
     answers = [site.http.get("/api/v1/compare", params=asked), site.http.get("/compare", params=asked)]
-    assert [answer.status_code for answer in answers] == [422, 422] and comparing.MOST_CELLS < 6_000
+    assert [answer.status_code for answer in answers] == [422, 422] and drawings.MOST_CELLS < 6_000
     assert all("6,000 cells" in answer.text for answer in answers)
     assert site.http.get("/api/v1/compare", params=asked[:2]).status_code == 200
 

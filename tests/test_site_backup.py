@@ -26,8 +26,8 @@ from hypothesis import strategies as st
 from flatout.site.backup import Counted, backup, restore
 from flatout.site.blobs import Blobs
 from flatout.site.database import Database
+from flatout.site.drawings import Kept
 from flatout.site.errors import SiteError, Unavailable
-from flatout.site.pages.rendered import Rendered
 from flatout.site.schema import accounts, metadata, reports, tokens
 from flatout.site.settings import Settings
 from flatout.site.store import Store, now_us
@@ -467,7 +467,7 @@ def test_nobody_else_reads_the_database(mask: int, tmp_path: Path) -> None:
         store = opened(ours)
         store.database.migrate()
         store.publish(site_records.taken(ours, 1), account_id=None, who="x", samples=b"zip")
-        Rendered(tmp_path / "rendered").get("run", "ab" * 32, lambda: b"drawn")
+        Kept(tmp_path / "rendered").get("run", "ab" * 32, lambda: b"drawn")
         modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
         assert {modes["rendered"], modes["files"]} == {0o700}
         files = list(tmp_path.glob("site.sqlite3*"))

@@ -14,7 +14,7 @@ import pytest
 
 from flatout.flags import Status
 from flatout.record import dump
-from flatout.site.pages import workshop
+from flatout.site import drawer
 from tests import page_records, records, site_records
 from tests.chromium import CHROMIUM, NONE, WCAG
 from tests.site_client import Opened, opened
@@ -63,7 +63,7 @@ class Served:
     def close(self) -> None:
         self.server.should_exit = True
         self.thread.join(20)
-        workshop.DRAWER.close()
+        drawer.DRAWER.close()
 
 
 @pytest.fixture(scope="module")
@@ -413,7 +413,7 @@ def test_a_runs_values_stand_at_one_height_on_a_phone(browser: Any, site: Served
         told.className = 'trust ' + trust;
         return Math.abs(told.getBoundingClientRect().bottom - cells.getBoundingClientRect().bottom);
     })"""
-    parts = (Path(workshop.__file__).parents[1] / "templates" / "parts.html").read_text()
+    parts = (Path(drawer.__file__).parent / "templates" / "parts.html").read_text()
     assert f'<span class="trust {trust}">' in parts
     with Tab(browser, site, size=PHONE) as tab:
         tab.open("/")

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from flatout.site import boards, reproductions, schema, subjects
-from flatout.site.app import Site
-from flatout.site.pages import boards as board_pages
-from flatout.site.pages import history as history_page
-from flatout.site.pages import subjects as subject_pages
-from flatout.site.pages import workshop
-from flatout.site.pages.rendered import Rendered
+from flatout.site import boards, drawings, reproductions, schema, subjects
+from flatout.site.drawer import DRAWER
+from flatout.site.drawings import Kept
+from flatout.site.pages import boards as pages_of_boards
+from flatout.site.state import Site
 from flatout.site.store import Store
 from tests import site_database, site_records
 from tests.site_client import Opened, opened
@@ -27,7 +25,7 @@ MODEL, HARDWARE, ENGINE = "/models/qwen-qwen3.5-4b", "/hardware/h200-nvl-141-gb"
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_left() -> Iterator[None]:
     yield
-    workshop.DRAWER.close()
+    DRAWER.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -58,12 +56,12 @@ def pages(site: Opened, run: str) -> list[str]:
 
 def as_new(site: Opened, path: str) -> str:
     """The page where nothing is kept."""
-    kept = site.app.state.rendered
-    site.app.state.rendered = Rendered(site.site.settings.data_dir / "none")
+    drawn = site.site.drawings
+    kept, drawn.kept = drawn.kept, Kept(site.site.settings.data_dir / "none")
     try:
         return html(site, path)
     finally:
-        site.app.state.rendered = kept
+        drawn.kept = kept
 
 
 @pytest.fixture
@@ -78,9 +76,8 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return counted
 
-    monkeypatch.setattr(subject_pages, "_body", told("subject", subject_pages._body))
-    monkeypatch.setattr(history_page, "_made", told("history", history_page._made))
-    monkeypatch.setattr(board_pages, "_body", told("board", board_pages._body))
+    for kind in ("subject", "history", "board"):
+        monkeypatch.setattr(pages_of_boards, f"_{kind}_body", told(kind, getattr(pages_of_boards, f"_{kind}_body")))
     monkeypatch.setattr(reproductions, "reproductions", told("repeats", reproductions.reproductions))
     return found
 
@@ -138,7 +135,7 @@ def test_repeats_and_rankings_follow_every_run(site: Opened, drawn: list[str]) -
     site.site.store.hide(again, who="mod", reason="a test")
     assert "No other public run has this configuration" in same()
     # what is hidden is drawn for moderators, and not kept
-    kept: Rendered = site.app.state.rendered
+    kept = site.site.drawings.kept
     before = set(kept._held)
     sign_in(site, "mod", ("moderate",))
     assert "1 other run of this configuration" in html(site, f"/r/{again}")
@@ -177,14 +174,14 @@ def test_what_was_drawn_while_a_run_was_away_is_not_taken_for_what_there_is_agai
     """A page that is drawn just as a run is hidden lacks it; shown again, the run stands on it."""
     mine, other = publish(site, 1), publish(site, 2, who="bob")
     path = f"/history/{site.site.store.row(mine).history_key}"
-    made = history_page._made
+    made = pages_of_boards._history_body
 
     def meanwhile(*given: Any) -> Any:
-        monkeypatch.setattr(history_page, "_made", made)
+        monkeypatch.setattr(pages_of_boards, "_history_body", made)
         _another(site).hide(other, who="mod", reason="a test")
         return made(*given)
 
-    monkeypatch.setattr(history_page, "_made", meanwhile)
+    monkeypatch.setattr(pages_of_boards, "_history_body", meanwhile)
     assert other not in html(site, path)
     _another(site).approve(other, who="mod")
     assert other in html(site, path) and html(site, path) == as_new(site, path)
@@ -212,7 +209,7 @@ def test_a_page_of_what_is_deleted_is_not_kept(site: Opened) -> None:
     mine = publish(site, 1, who="ann")
     for path in pages(site, mine):
         html(site, path)
-    kept: Rendered = site.app.state.rendered
+    kept = site.site.drawings.kept
     assert {name.partition("-")[0] for name in kept._held} >= {"subject", "history"}
     account = site.site.store.row(mine).account_id
     assert account is not None
@@ -220,27 +217,27 @@ def test_a_page_of_what_is_deleted_is_not_kept(site: Opened) -> None:
     site.site.store.delete_account(account, "ann")
     held = {name: bytes(value) for name, value in kept._held.items()}
     assert any(mine.encode() in value for value in held.values())
-    site.app.state.tidied -= workshop.TIDY_S
+    site.site.drawings.tidied_s -= drawings.TIDY_S
     other = publish(site, 2, who="bob", model="other/model-1B", gpu="B200", engine="vllm")
     others_page = f"/history/{site.site.store.row(other).history_key}"
     html(site, others_page)
     assert not any(mine.encode() in value for value in kept._held.values())
     before = dict(kept._held)
-    site.app.state.tidied -= workshop.TIDY_S
+    site.site.drawings.tidied_s -= drawings.TIDY_S
     html(site, others_page)
     assert kept._held.keys() == before.keys(), "what has gone for a while takes nothing with it again"
     gone = site.site.store.row(mine).content_hash
     kept.get("run", gone, lambda: b"drawn while it went")
-    site.app.state.tidied -= workshop.TIDY_S
+    site.site.drawings.tidied_s -= drawings.TIDY_S
     html(site, others_page)
-    assert kept.known("run", gone) is None
+    assert gone not in kept.hashes()
 
 
 def test_a_history_whose_last_run_goes_meanwhile_is_not_there(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     first = publish(site, 1)
     key = site.site.store.row(first).history_key
     here: Site = site.site
-    digest = history_page.digest
+    digest = pages_of_boards.digest
 
     def hidden(conn: Any, history_key: str) -> str | None:
         found = digest(conn, history_key)
@@ -248,6 +245,6 @@ def test_a_history_whose_last_run_goes_meanwhile_is_not_there(site: Opened, monk
         here.store.hide(first, who="mod", reason="a test")
         return found
 
-    monkeypatch.setattr(history_page, "digest", hidden)
+    monkeypatch.setattr(pages_of_boards, "digest", hidden)
     answer = site.http.get(f"/history/{key}", headers={"Accept": "text/html"})
     assert answer.status_code == 404 and "No public run has this configuration" in answer.text

@@ -17,16 +17,21 @@ import httpx
 import pytest
 import uvicorn
 
-from flatout.site import accounts, comparing
+from flatout.site import accounts, drawer, drawings, problems
 from flatout.site.api.models import Comparison
 from flatout.site.errors import Refused, Unavailable
-from flatout.site.pages import errors, workshop
 from flatout.site.serve import protocol
 from flatout.site.store import RunRow
 from tests import site_records
 from tests.site_client import Opened, body, content, opened, problem
 
 PAGE = {"Accept": "text/html"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_process_left() -> Iterator[None]:
+    yield
+    drawer.DRAWER.close()
 
 
 @pytest.fixture
@@ -51,7 +56,7 @@ def large(number: int, cells: int) -> bytes:
 
 
 def test_too_many_cells_are_refused_with_words(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "MOST_CELLS", 100)
+    monkeypatch.setattr(drawings, "MOST_CELLS", 100)
     ids = [site.publish(large(number, 60), site.token()).json()["id"] for number in range(2)]
     told = problem(site.http.get("/api/v1/compare", params=[("r", one) for one in ids]), 422)
     assert "120 cells together" in told["detail"] and "flatout compare" in told["detail"] and told["place"] == "r"
@@ -70,33 +75,22 @@ def test_a_program_gets_what_the_command_prints(site: Opened) -> None:
 def test_what_cannot_be_compared_is_told(site: Opened) -> None:
     one = json.dumps({**content(1), "cells": content(1)["cells"][:1]}).encode()
     two = json.dumps({**content(2), "cells": content(2)["cells"][1:2]}).encode()
-    with pytest.raises(Refused):
-        comparing.compared([one], ["alone"])
+    assert "error" in drawer.comparison_data([one], ["alone"]) and "error" in drawer.comparison([one], ["alone"])
     ids = [site.publish(each, site.token()).json()["id"] for each in (one, two)]
     assert site.http.get("/api/v1/compare", params=[("r", i) for i in ids]).status_code in (200, 422)
-
-
-def test_a_comparison_that_takes_too_long_or_dies_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(comparing, "LONGEST_S", 0.01)
-        with pytest.raises(Unavailable, match="too long"):
-            comparing.compared([body(1), body(2)], ["a", "b"])
-    with pytest.raises(Unavailable, match="too long"):
-        comparing.compared([b"{}", b"{}"], ["a", "b"])
-    assert json.loads(comparing.compared([body(1), body(2)], ["a", "b"]))["sides"]
 
 
 def test_those_who_come_while_some_wait_are_sent_away_at_once(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixty at once: three are made or wait, the others hear so, and the site answers on."""
     going, on = threading.Semaphore(0), threading.Event()
 
-    def slow(*_: Any) -> bytes:
+    def slow(*_: Any) -> dict[str, str]:
         going.release()
         assert on.wait(30)
-        return b"{}"
+        return {"json": "{}"}
 
     ids = [site.publish(body(number), site.token()).json()["id"] for number in range(9)]
-    monkeypatch.setattr(comparing, "compared", slow)
+    monkeypatch.setattr(drawer.DRAWER, "draw", slow)
     pairs = [[("r", a), ("r", b)] for a in ids for b in ids if a != b][:60]
     with ThreadPoolExecutor(60) as threads:
         asked = [threads.submit(site.http.get, "/api/v1/compare", params=pair) for pair in pairs]
@@ -115,7 +109,7 @@ def test_those_who_come_while_some_wait_are_sent_away_at_once(site: Opened, monk
 
 
 def test_few_go_in_and_come_out_again() -> None:
-    few = comparing.Few(1)
+    few = drawings.Few(1)
     for _ in range(3):
         with few, pytest.raises(Unavailable), few:
             pass
@@ -126,7 +120,7 @@ def test_few_go_in_and_come_out_again() -> None:
 
 
 def test_comparisons_have_a_limit_of_their_own_by_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparing, "CELLS_A_COUNT", 10)
+    monkeypatch.setattr(drawings, "CELLS_A_COUNT", 10)
     site = opened(tmp_path, comparisons_per_minute=4)
     ids = [site.publish(site_records.body(number), site.token()).json()["id"] for number in range(3)]
     for _ in range(3):  # the second time it is kept
@@ -143,9 +137,11 @@ def test_the_cost_grows_with_the_cells() -> None:
         object.__setattr__(made, "cells", cells)
         return made
 
-    assert comparing.count([row(10), row(20)]) == 1 and comparing.count([row(2_000), row(2_000)]) == 11
+    assert (
+        drawings.comparison_cost([row(10), row(20)]) == 1 and drawings.comparison_cost([row(2_000), row(2_000)]) == 11
+    )
     with pytest.raises(Refused):
-        comparing.count([row(2_000), row(2_001)])
+        drawings.comparison_cost([row(2_000), row(2_001)])
 
 
 # --- connections ----------------------------------------------------------------------------------------------------
@@ -352,7 +348,7 @@ def test_where_the_page_of_an_error_fails_words_are_left(site: Opened, monkeypat
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a secret of the inside")
 
-    monkeypatch.setattr(errors, "page", broken)
+    monkeypatch.setattr(problems, "error_page", broken)
     for path in ("/nothing/here", "/r/abcdefgh2345"):
         answer = site.http.get(path, headers=PAGE)
         assert answer.status_code == 500 and answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -392,10 +388,10 @@ def test_what_may_not_be_seen_is_told_like_what_is_not_there(tmp_path: Path) -> 
 
 
 def test_the_drawing_of_runs_has_few_who_wait() -> None:
-    held = [workshop.DRAWINGS.__enter__() for _ in range(8)]
+    held = [drawings.DRAWINGS.__enter__() for _ in range(8)]
     try:
-        with pytest.raises(Unavailable), workshop.DRAWINGS:
+        with pytest.raises(Unavailable), drawings.DRAWINGS:
             pass
     finally:
         for _ in held:
-            workshop.DRAWINGS.__exit__(None, None, None)
+            drawings.DRAWINGS.__exit__(None, None, None)

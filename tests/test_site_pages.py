@@ -31,20 +31,12 @@ from markupsafe import Markup
 
 from flatout.flags import Status
 from flatout.show import page as report_page
-from flatout.site import boards
-from flatout.site.drawer import (
-    NOT_AGAIN_MOST_S,
-    NOT_AGAIN_S,
-    Busy,
-    Drawer,
-    DrawingFailed,
-    Failures,
-    unpacked,
-)
+from flatout.site import answers, drawings, html, session
+from flatout.site.drawer import DRAWER, NOT_AGAIN_MOST_S, NOT_AGAIN_S, Busy, Drawer, DrawingFailed, Failures, unpacked
+from flatout.site.drawings import Ahead, Kept
 from flatout.site.errors import Forbidden, NotFound, Unavailable
 from flatout.site.history import Dated, change_points
-from flatout.site.pages import ahead, answers, badge, csrf, templating, traces, whiskers, workshop
-from flatout.site.pages.rendered import Rendered
+from flatout.site.pages import pictures
 from tests import page_records, records, site_records
 from tests.site_client import Opened, opened
 
@@ -55,7 +47,7 @@ PAGES = ("/", "/boards", "/boards/single:8192", "/compare", "/about", "/account"
 @pytest.fixture(scope="module", autouse=True)
 def _no_process_left() -> Iterator[None]:
     yield
-    workshop.DRAWER.close()
+    DRAWER.close()
 
 
 @pytest.fixture
@@ -440,7 +432,7 @@ def test_what_is_not_public_any_more_is_not_kept_either(site: Opened, tmp_path: 
     assert done.status_code < 300
     there = [path.name for path in (tmp_path / "rendered").iterdir()]
     assert len(there) == 1 and site.site.store.row(kept).content_hash in there[0]
-    assert mine not in str(site.app.state.rendered._held) and "comparison" not in str(site.app.state.rendered._held)
+    assert mine not in str(site.site.drawings.kept._held) and "comparison" not in str(site.site.drawings.kept._held)
 
 
 def test_a_hidden_run_is_drawn_for_moderators_and_not_kept(site: Opened, tmp_path: Path) -> None:
@@ -449,7 +441,7 @@ def test_a_hidden_run_is_drawn_for_moderators_and_not_kept(site: Opened, tmp_pat
     site.site.store.hide(run, who="mod", reason="r")
     told = text(get(site, f"/r/{run}"))
     assert "This run is hidden" in told and "One request alone" in told
-    assert not (tmp_path / "rendered").exists() and not site.app.state.rendered.hashes()
+    assert not (tmp_path / "rendered").exists() and not site.site.drawings.kept.hashes()
 
 
 # --- forms from elsewhere -----------------------------------------------------------------------------------------
@@ -497,10 +489,10 @@ def test_a_form_of_our_own_is_taken(site: Opened, headers: dict[str, str]) -> No
 @given(st.one_of(st.none(), st.integers(), st.text(max_size=40)), st.one_of(st.none(), st.text(max_size=40)))
 def test_only_the_kept_word_passes(kept: object, sent: str | None) -> None:
     if isinstance(kept, str) and kept == sent:
-        csrf.check_word(kept, sent)
+        session.check_word(kept, sent)
         return
     with pytest.raises(Forbidden):
-        csrf.check_word(kept, sent)
+        session.check_word(kept, sent)
 
 
 # --- comparisons, boards, subjects, histories ---------------------------------------------------------------------
@@ -655,7 +647,7 @@ def test_static_files_are_kept_for_good_under_their_own_address(site: Opened) ->
 
 
 def test_a_thing_is_drawn_once_and_found_again(tmp_path: Path) -> None:
-    kept, made = Rendered(tmp_path / "r"), []
+    kept, made = Kept(tmp_path / "r"), []
     of = "ab" * 32
 
     def make() -> bytes:
@@ -667,14 +659,14 @@ def test_a_thing_is_drawn_once_and_found_again(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(made) == 1 and Rendered(tmp_path / "r").get("run", of, make) == b"drawn" and len(made) == 1
+    assert len(made) == 1 and Kept(tmp_path / "r").get("run", of, make) == b"drawn" and len(made) == 1
     assert kept.hashes() == {of}
     kept.forget([of])
     assert not list((tmp_path / "r").iterdir()) and kept.get("run", of, make) == b"drawn" and len(made) == 2
 
 
 def test_what_is_forgotten_while_it_is_drawn_is_not_kept(tmp_path: Path) -> None:
-    kept, of = Rendered(tmp_path / "r"), "ef" * 32
+    kept, of = Kept(tmp_path / "r"), "ef" * 32
 
     def make() -> bytes:
         kept.forget([of])
@@ -701,31 +693,31 @@ def test_a_run_is_drawn_before_its_first_visitor_comes(tmp_path: Path, monkeypat
     store = site.site.store
     with site.http:
         hashes = {store.row(old).content_hash}
-        until(lambda: site.app.state.rendered.hashes() >= hashes, "the newest to be drawn as the site starts")
+        until(lambda: site.site.drawings.kept.hashes() >= hashes, "the newest to be drawn as the site starts")
         run = published(site, 20)
         hashes.add(store.row(run).content_hash)
-        until(lambda: site.app.state.rendered.hashes() >= hashes, "what was published to be drawn")
+        until(lambda: site.site.drawings.kept.hashes() >= hashes, "what was published to be drawn")
         store.approve(run, who="mod")
 
         def never(*_: object) -> None:
             raise AssertionError("it was drawn again")
 
-        monkeypatch.setattr(workshop.DRAWER, "draw", never)
+        monkeypatch.setattr(DRAWER, "draw", never)
         for one in (old, run):
             assert get(site, f"/r/{one}").status_code == 200
-    assert not site.app.state.ahead._thread.is_alive()
+    assert not site.site.drawings.ahead.thread.is_alive()
 
 
 def test_who_waits_for_a_drawing_goes_first() -> None:
-    drawer = Drawer()
-    drawer._lock.acquire()
+    mine = Drawer()
+    mine._lock.acquire()
     with pytest.raises(Busy):
-        drawer.draw_ahead("run")
-    drawer._waiting = 1  # somebody is about to have it
-    drawer._lock.release()
+        mine.draw_ahead("run")
+    mine._waiting = 1  # somebody is about to have it
+    mine._lock.release()
     with pytest.raises(Busy):
-        drawer.draw_ahead("run")
-    assert drawer.busy and drawer._process is None
+        mine.draw_ahead("run")
+    assert mine.busy and mine._process is None
 
 
 def test_the_newest_is_drawn_first_and_what_is_too_much_is_left() -> None:
@@ -742,14 +734,14 @@ def test_the_newest_is_drawn_first_and_what_is_too_much_is_left() -> None:
         if public_id == "r149":
             raise ValueError
 
-    mine = ahead.Ahead(draw)
+    mine = Ahead(draw)
     for number in range(200):
         mine.add(f"r{number}")
-    mine.start(lambda: ["a", "b"])
+    mine.start()
     time.sleep(0.3)
     assert not drawn
     busy.clear()
-    until(lambda: len(drawn) >= ahead.MOST_WAITING, "all to be drawn")
+    until(lambda: len(drawn) >= drawings.MOST_WAITING, "all to be drawn")
     mine.add("last")
     until(lambda: drawn[-1] == "last", "the last")
     mine.stop()
@@ -758,12 +750,12 @@ def test_the_newest_is_drawn_first_and_what_is_too_much_is_left() -> None:
 
 def test_a_full_disk_costs_time_only(tmp_path: Path) -> None:
     (tmp_path / "r").write_text("a file where the folder should be")
-    kept = Rendered(tmp_path / "r")
+    kept = Kept(tmp_path / "r")
     assert kept.get("run", "cd" * 32, lambda: b"drawn") == b"drawn"
 
 
 def test_kept_files_are_bounded(tmp_path: Path) -> None:
-    kept = Rendered(tmp_path)
+    kept = Kept(tmp_path)
     for number in range(6):
         kept.get("run", f"{number:064x}", lambda: b"x" * 100)
     (tmp_path / f"run-{'0' * 64}-{'f' * 12}").write_bytes(b"of another version")
@@ -773,42 +765,42 @@ def test_kept_files_are_bounded(tmp_path: Path) -> None:
 
 
 def test_drawing_that_dies_costs_its_page_and_not_the_next() -> None:
-    drawer = Drawer()
+    mine = Drawer()
     content = site_records.body(70)
     try:
-        assert drawer.draw("run", content, None, 1)["title"].startswith("Qwen3.5-4B on H200")
-        assert drawer._process is not None
-        drawer._process.kill()
-        drawer._process.wait(5)
-        assert "No card" not in drawer.draw("comparison", [content, content], ["a", "b"])["body"]
-        assert drawer.draw("card", json.dumps({**json.loads(content), "cells": []}).encode()) is None
+        assert mine.draw("run", content, None, 1)["title"].startswith("Qwen3.5-4B on H200")
+        assert mine._process is not None
+        mine._process.kill()
+        mine._process.wait(5)
+        assert "No card" not in mine.draw("comparison", [content, content], ["a", "b"])["body"]
+        assert mine.draw("card", json.dumps({**json.loads(content), "cells": []}).encode()) == b""
     finally:
-        drawer.close()
+        mine.close()
 
 
 def test_drawing_that_takes_too_long_is_ended_and_not_tried_at_each_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawer = Drawer()
+    mine = Drawer()
     content, other = site_records.body(71), site_records.body(72)
     now = [1000.0]
     try:
-        drawer.warm()
+        mine.warm()
         monkeypatch.setattr("flatout.site.drawer.time", SimpleNamespace(monotonic=lambda: now[0]))
         with monkeypatch.context() as patch:
             patch.setattr("flatout.site.drawer.LONGEST_S", 0.0)
             with pytest.raises(Unavailable, match="too long"):
-                drawer.draw("run", content, None, 1)
-        assert drawer._process is None
-        for draw in (drawer.draw, drawer.draw_ahead):
+                mine.draw("run", content, None, 1)
+        assert mine._process is None
+        for draw in (mine.draw, mine.draw_ahead):
             with pytest.raises(Unavailable, match="too long"):
                 draw("run", content, None, 1)
-        assert drawer._process is None  # nothing was tried
-        assert drawer.draw("run", other, None, 1)["card"] == "yes"
+        assert mine._process is None  # nothing was tried
+        assert mine.draw("run", other, None, 1)["card"] == "yes"
         now[0] += NOT_AGAIN_S + 1
-        assert drawer.draw("run", content, None, 1)["card"] == "yes"
+        assert mine.draw("run", content, None, 1)["card"] == "yes"
         now[0] += 1
-        assert drawer.draw("run", content, None, 1)["card"] == "yes" and not drawer._failures._known
+        assert mine.draw("run", content, None, 1)["card"] == "yes" and not mine._failures._known
     finally:
-        drawer.close()
+        mine.close()
 
 
 def test_what_fails_again_rests_longer_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -889,24 +881,24 @@ NUMBERS = st.one_of(st.none(), st.floats(min_value=0, max_value=1e14, allow_nan=
 @given(st.lists(st.tuples(st.floats(min_value=1e-3, max_value=1e14), NUMBERS, NUMBERS), min_size=1, max_size=30))
 def test_traces_are_svg_whatever_the_figures(found: list[tuple[float, float | None, float | None]]) -> None:
     runs = [Dated(i * 10**12, value, low, high, "abc", f"v{i // 4}<") for i, (value, low, high) in enumerate(found)]
-    made = traces.trace(runs, change_points(runs), 'a "label" <b>')
+    made = pictures.trace(runs, change_points(runs), 'a "label" <b>')
     root = ET.fromstring(made)
     assert sum(1 for node in root.iter() if node.get("class") == "dot") == len(runs)
     assert "nan" not in made and "inf" not in made
 
 
-@given(st.lists(st.integers(0, 40), min_size=2, max_size=traces.MOST_DOTS))
+@given(st.lists(st.integers(0, 40), min_size=2, max_size=pictures.MOST_DOTS))
 def test_names_of_versions_do_not_cover_each_other(versions: list[int]) -> None:
     runs = [Dated(i * 10**12, 100.0, 99.0, 101.0, "abc", f"0.{v}.1") for i, v in enumerate(versions)]
-    root = ET.fromstring(traces.trace(runs, [], "x"))
-    at = f"{traces.TOP - 12:.1f}"
+    root = ET.fromstring(pictures.trace(runs, [], "x"))
+    at = f"{pictures.TOP - 12:.1f}"
     spans = []
     for node in root.iter():
         if node.tag.endswith("text") and node.get("y") == at:
-            x, wide = float(node.get("x", "")), traces.CHAR_WIDE * len(node.text or "")
+            x, wide = float(node.get("x", "")), pictures.CHAR_WIDE * len(node.text or "")
             spans.append((x, x + wide) if node.get("text-anchor") == "start" else (x - wide, x))
     spans.sort()
-    assert all(one[1] <= other[0] + 0.2 for one, other in pairwise(spans)) and len(spans) <= traces.MOST_NAMED
+    assert all(one[1] <= other[0] + 0.2 for one, other in pairwise(spans)) and len(spans) <= pictures.MOST_NAMED
     changes = [new for old, new in pairwise(versions) if old != new]
     assert bool(spans) is bool(changes)
     assert not changes or f">0.{changes[-1]}.1</text>" in ET.tostring(root, encoding="unicode")
@@ -914,7 +906,7 @@ def test_names_of_versions_do_not_cover_each_other(versions: list[int]) -> None:
 
 @given(st.floats(min_value=0, max_value=1e14), st.floats(min_value=1e-6, max_value=1e14))
 def test_ticks_lie_between_the_ends(low: float, span: float) -> None:
-    found = traces.ticks(low, low + span)
+    found = pictures.ticks(low, low + span)
     slack = span * 1e-9 + low * 1e-9
     assert all(low - slack <= tick <= low + span + slack for tick in found)
     assert len(found) <= 11
@@ -922,32 +914,29 @@ def test_ticks_lie_between_the_ends(low: float, span: float) -> None:
 
 @given(st.floats(min_value=0, max_value=1e14), NUMBERS, NUMBERS)
 def test_whiskers_are_svg_whatever_the_figures(value: float, low: float | None, high: float | None) -> None:
-    row = boards.Pooled(value, low, high, 1)
-    made = whiskers.whisker(row, whiskers.axis([row]))
+    row = SimpleNamespace(value=value, low=low, high=high, or_more=high is None)
+    parts = html.environment().get_template("parts.html").module
+    made = parts.whisker(row, pictures.axis([row], open_ended=row.or_more))  # type: ignore
     if made:
         root = ET.fromstring(made)
         spots = [float(node.get("cx", "0")) for node in root.iter("circle")]
-        assert all(0 <= spot <= whiskers.WIDTH for spot in spots)
+        assert all(0 <= spot <= 176 for spot in spots)
 
 
 @given(st.text(max_size=90), st.text(max_size=90))
 def test_badges_are_svg_whatever_the_texts(left: str, right: str) -> None:
-    ET.fromstring(badge.badge(left, right))
+    ET.fromstring(pictures.badge(left, right))
 
 
 @given(st.text(max_size=200))
 def test_texts_are_made_harmless_in_templates(value: str) -> None:
-    made = (
-        templating.environment()
-        .from_string("<p>{{ value }}</p>{{ value|lines }}{{ value|broken }}")
-        .render(value=value)
-    )
+    made = html.environment().from_string("<p>{{ value }}</p>{{ value|lines }}{{ value|broken }}").render(value=value)
     assert "<" not in made.replace("<p>", "").replace("</p>", "").replace("<wbr>", "")
     assert not any(char in made for char in "\0\u202e\u200b\x1b")
 
 
 def test_missing_values_are_dashes_and_unknown_names_are_faults() -> None:
-    made = templating.environment()
+    made = html.environment()
     assert made.from_string("{{ value }}{{ n|rate }}{{ us|day }}").render(value=None, n=None, us=None) == "———"
     assert made.from_string("{{ value }}").render(value=Markup("<b>")) == "<b>"
     with pytest.raises(Exception, match="undefined"):

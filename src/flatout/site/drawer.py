@@ -31,28 +31,23 @@ from typing import TYPE_CHECKING, Any, Final
 from flatout.site.errors import Unavailable
 
 if TYPE_CHECKING:
+    from flatout.compare import Comparison
     from flatout.record import Record
 
 log: Final = logging.getLogger("flatout.site")
-LONGEST_S: Final = 30.0
-"""What one drawing may take, the start of the process aside."""
+LONGEST_S: Final = 30.0  # what one drawing may take, the start of the process aside
 START_S: Final = 60.0
-AHEAD_S: Final = 10.0
-"""What a drawing that nobody waits for may take; less than a request waits for those before it."""
-WAIT_S: Final = 20.0
-"""How long a request waits for those before it."""
+AHEAD_S: Final = 10.0  # what a drawing that nobody waits for may take; less than a request waits for those before it
+WAIT_S: Final = 20.0  # how long a request waits for those before it
 MOST_MEMBER_BYTES: Final = 64 * 1024 * 1024
-BEHIND: Final = 5
-"""How far the drawing process stands back behind the one that answers, where cores are few."""
-MOST_MEMORY_BYTES: Final = 4 * 1024 * 1024 * 1024
-"""What drawings may take beside what the process has when it is ready."""
-MOST_CPU_S: Final = 60.0
-"""Of all threads of the process together, for one drawing."""
-NOT_AGAIN_S: Final = 60.0
-"""For how long a page that could not be drawn is not tried again; twice as long each further time it fails."""
+BEHIND: Final = 5  # niceness: how far the drawing process stands back behind the one that answers
+MOST_MEMORY_BYTES: Final = 4 * 1024 * 1024 * 1024  # for drawings, beside what the process has when it is ready
+MOST_CPU_S: Final = 60.0  # of all threads of the process together, for one drawing
+NOT_AGAIN_S: Final = 60.0  # how long what could not be drawn is not tried again; doubled each further time
 NOT_AGAIN_MOST_S: Final = 3600.0
 MOST_REMEMBERED: Final = 1_000
 BUSY: Final = "The site is drawing other pages just now. Try again in a minute."
+NOT_NOW: Final = "The site cannot draw pages at the moment. Try again in a minute."
 TOO_LONG: Final = "This page takes too long to draw. The record itself can be downloaded; its page cannot be shown."
 TOO_LARGE: Final = "This page is too large to draw. The record itself can be downloaded; its page cannot be shown."
 
@@ -71,31 +66,30 @@ class Failures:
     def __init__(self) -> None:
         self._known: dict[str, tuple[int, float, Exception]] = {}
 
-    def check(self, work: str, given: Sequence[Any]) -> None:
+    def check(self, work: str, content: Sequence[Any]) -> None:
         """Raises what was raised last time, while it is not to be tried again."""
-        if not self._known:
-            return
-        _, until, error = self._known.get(_digest(work, given), (0, 0.0, None))
-        if error is not None and time.monotonic() < until:
-            raise type(error)(*error.args)
+        if self._known and (known := self._known.get(_digest(work, content))):
+            _, until, error = known
+            if time.monotonic() < until:
+                raise type(error)(*error.args)
 
-    def add(self, work: str, given: Sequence[Any], error: Exception) -> None:
+    def add(self, work: str, content: Sequence[Any], error: Exception) -> None:
         """Each time that it fails, it rests twice as long."""
-        key = _digest(work, given)
+        key = _digest(work, content)
         times = self._known.pop(key, (0, 0.0, error))[0]
         rest_s = min(NOT_AGAIN_S * 2.0 ** min(times, 20), NOT_AGAIN_MOST_S)
         self._known[key] = times + 1, time.monotonic() + rest_s, error
         while len(self._known) > MOST_REMEMBERED:
             del self._known[next(iter(self._known))]
 
-    def drop(self, work: str, given: Sequence[Any]) -> None:
+    def drop(self, work: str, content: Sequence[Any]) -> None:
         """It could be drawn."""
         if self._known:
-            self._known.pop(_digest(work, given), None)
+            self._known.pop(_digest(work, content), None)
 
 
-def _digest(work: str, given: Sequence[Any]) -> str:
-    return hashlib.sha256(pickle.dumps((work, given))).hexdigest()
+def _digest(work: str, content: Sequence[Any]) -> str:
+    return hashlib.sha256(pickle.dumps((work, content))).hexdigest()
 
 
 class Drawer:
@@ -109,9 +103,9 @@ class Drawer:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
-    def draw(self, work: str, *given: Any) -> Any:
-        """What the work of that name makes of what it is given. Raises Unavailable: no process could be had, others
-        wait, or it took too long or too much memory, now or a short while ago; DrawingFailed."""
+    def draw(self, work: str, *content: Any) -> Any:
+        """What the work of that name draws of the content. Raises Unavailable: no process could be had, others wait, or
+        it took too long or too much memory, now or a short while ago; DrawingFailed."""
         with self._count:
             self._waiting += 1
         try:
@@ -121,25 +115,25 @@ class Drawer:
             with self._count:
                 self._waiting -= 1
         try:
-            self._failures.check(work, given)
+            self._failures.check(work, content)
             pipe = self._running()
             try:
-                made = self._ask(pipe, work, given, LONGEST_S)
+                drawing = self._ask(pipe, work, content, LONGEST_S)
             except (Unavailable, DrawingFailed) as error:
-                self._failures.add(work, given, error)
+                self._failures.add(work, content, error)
                 raise
-            self._failures.drop(work, given)
-            return made
+            self._failures.drop(work, content)
+            return drawing
         finally:
             self._lock.release()
 
-    def draw_ahead(self, work: str, *given: Any) -> Any:
+    def draw_ahead(self, work: str, *content: Any) -> Any:
         """The same for nobody in particular. Raises Busy, too: then those who wait go first."""
         if self._waiting or not self._lock.acquire(blocking=False):
             raise Busy
         try:
-            self._failures.check(work, given)
-            return self._ask(self._running(), work, given, AHEAD_S)
+            self._failures.check(work, content)
+            return self._ask(self._running(), work, content, AHEAD_S)
         finally:
             self._lock.release()
 
@@ -158,40 +152,34 @@ class Drawer:
         with self._lock:
             self._end()
 
-    def _running(self) -> Connection:
-        if self._process is None or self._process.poll() is not None or self._pipe is None:
-            self._start()
-        assert self._pipe is not None
-        return self._pipe
-
-    def _ask(self, pipe: Connection, work: str, given: Sequence[Any], longest_s: float) -> Any:
+    def _ask(self, pipe: Connection, work: str, content: Sequence[Any], longest_s: float) -> Any:
         try:
-            pipe.send((work, given))
+            pipe.send((work, content))
             if not pipe.poll(longest_s):
                 log.warning("drawing %s took over %.0f s and was ended", work, longest_s)
                 self._end()
                 raise Unavailable(TOO_LONG)
-            good, made = pipe.recv()
+            good, drawing = pipe.recv()
         except (OSError, EOFError) as error:
             log.warning("the drawing process ended while drawing %s", work)
             self._end()
             raise Unavailable(TOO_LONG) from error
         if not good:
-            log.warning("drawing %s failed: %s", work, made)
-            if made == MemoryError.__name__:
-                raise Unavailable(TOO_LARGE)
-            raise DrawingFailed(made)
-        return made
+            log.warning("drawing %s failed: %s", work, drawing)
+            raise Unavailable(TOO_LARGE) if drawing == MemoryError.__name__ else DrawingFailed(drawing)
+        return drawing
 
-    def _start(self) -> None:
-        """A fresh interpreter: neither a fork of ours, with its threads and locks, nor one that runs our program's own
-        script again."""
+    def _running(self) -> Connection:
+        """The pipe to the process. It is a fresh interpreter: neither a fork of ours, with its threads and locks, nor
+        one that runs our program's own script again."""
+        if self._pipe is not None and self._process is not None and self._process.poll() is None:
+            return self._pipe
         self._end()
         ours, theirs = Pipe()
         number = theirs.fileno()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "flatout.site.drawer", str(number)], pass_fds=(number,), env=environment(),
+                [sys.executable, "-m", "flatout.site.drawer", str(number)], pass_fds=(number,), env=_environment(),
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             theirs.close()
@@ -201,7 +189,8 @@ class Drawer:
             ours.recv()
         except (OSError, EOFError) as error:
             self._end()
-            raise Unavailable("The site cannot draw pages at the moment. Try again in a minute.") from error
+            raise Unavailable(NOT_NOW) from error
+        return ours
 
     def _end(self) -> None:
         if self._process is not None:
@@ -211,6 +200,19 @@ class Drawer:
         if self._pipe is not None:
             self._pipe.close()
         self._process = self._pipe = None
+
+
+DRAWER: Final = Drawer()
+"""The one of this program, however many sites it has open."""
+
+
+def _environment() -> dict[str, str]:
+    """The process finds what this one finds, and gets no setting, which may hold a password."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
+    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+# --- in the process ---------------------------------------------------------------------------------------------------
 
 
 def serve(pipe: Connection) -> None:
@@ -232,18 +234,19 @@ def serve(pipe: Connection) -> None:
     pipe.send("ready")
     while True:
         try:
-            work, given = pipe.recv()
+            work, content = pipe.recv()
         except (EOFError, OSError):
             return
         signal.alarm(round(2 * LONGEST_S))  # should the site be gone by then
-        _bound_cpu()
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        _limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + MOST_CPU_S))
         try:
-            made: tuple[bool, Any] = (True, WORKS[work](*given))
+            answer: tuple[bool, Any] = (True, WORKS[work](*content))
         except Exception as error:
-            made = (False, type(error).__name__)
+            answer = (False, type(error).__name__)
         signal.alarm(0)
         with suppress(OSError):
-            pipe.send(made)
+            pipe.send(answer)
 
 
 def _bound_memory() -> None:
@@ -251,23 +254,11 @@ def _bound_memory() -> None:
     Beyond it a drawing ends with MemoryError, or the process does. Only Linux tells and counts it so."""
     with suppress(OSError, ValueError, IndexError):
         written_pages = int(Path("/proc/self/statm").read_text().split()[5])
-        limit(resource.RLIMIT_DATA, written_pages * resource.getpagesize() + MOST_MEMORY_BYTES)
-    limit(resource.RLIMIT_CORE, 0)
+        _limit(resource.RLIMIT_DATA, written_pages * resource.getpagesize() + MOST_MEMORY_BYTES)
+    _limit(resource.RLIMIT_CORE, 0)
 
 
-def _bound_cpu() -> None:
-    """Of all threads, from now on; the process ends at it."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit(resource.RLIMIT_CPU, math.ceil(used.ru_utime + used.ru_stime + MOST_CPU_S))
-
-
-def environment() -> dict[str, str]:
-    """For a process beside the site: it finds what this one finds, and gets no setting, which may hold a password."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("FLATOUT_")}
-    return kept | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-
-
-def limit(kind: int, most: int) -> None:
+def _limit(kind: int, most: int) -> None:
     """Bounds this process, as far as the system lets it and no bound that it has is tighter."""
     with suppress(OSError, ValueError):
         _, hard = resource.getrlimit(kind)
@@ -284,11 +275,11 @@ def run_page(content: bytes, samples: bytes | None, received_us: int) -> dict[st
 
     record = _parsed(content)
     with tempfile.TemporaryDirectory(prefix="flatout-drawing-") as folder:
-        made = fragment(record, samples_dir=unpacked(samples, Path(folder)))
+        page = fragment(record, samples_dir=unpacked(samples, Path(folder)))
     drawable = importlib.util.find_spec("vl_convert") is not None and bool(matrix.of(record.cells).rows)
     checks = [(one.name, one.level, one.text, one.checked) for one in audit.checks(record, received_us=received_us)]
     return {
-        "head": str(made.head), "rest": str(made.rest), "title": title(record), "description": verdict(record),
+        "head": str(page.head), "rest": str(page.rest), "title": title(record), "description": verdict(record),
         "card": "yes" if drawable else "no", "checks": json.dumps(checks),
     }  # fmt: skip
 
@@ -301,27 +292,46 @@ def whole_page(content: bytes, samples: bytes | None) -> bytes:
         return render(_parsed(content), samples_dir=unpacked(samples, Path(folder))).encode()
 
 
-def card(content: bytes) -> bytes | None:
-    """The picture for links, 1200 × 630; None where there is nothing to draw or nothing to draw with."""
+def card(content: bytes) -> bytes:
+    """The picture for links, 1200 × 630; empty where there is nothing to draw or nothing to draw with."""
     from flatout.show.picture import PictureError, png
 
     try:
         return png(_parsed(content), size="card")
     except PictureError:
-        return None
+        return b""
 
 
 def comparison(contents: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:
     """The comparison of records in order, the first being the baseline. `error`: why there is none, in words."""
-    from flatout.compare import CompareError, compare
     from flatout.show.page import compared
     from flatout.show.page.compared_head import title
 
+    result = _compared(contents, names)
+    if isinstance(result, str):
+        return {"error": result}
+    return {"body": str(compared.fragment(result).body), "title": title(result)}
+
+
+def comparison_data(contents: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:
+    """What `flatout compare --json` prints of these records, as `json`; or an `error`."""
+    from flatout.show.comparison import data
+
+    result = _compared(contents, names)
+    if isinstance(result, str):
+        return {"error": result}
+    document = data(result)
+    del document["fail_if"]
+    return {"json": json.dumps(document, allow_nan=False)}
+
+
+def _compared(contents: Sequence[bytes], names: Sequence[str]) -> Comparison | str:
+    from flatout.compare import CompareError, compare
+
     try:
-        made = compare([_parsed(content) for content in contents], names=names)
+        return compare([_parsed(content) for content in contents], names=names)
     except CompareError as error:
-        return {"error": str(error)}
-    return {"body": str(compared.fragment(made).body), "title": title(made)}
+        return str(error)
 
 
 def _parsed(content: bytes) -> Record:
@@ -345,11 +355,8 @@ def unpacked(samples: bytes | None, folder: Path) -> Path | None:
 
 
 WORKS: Final[Mapping[str, Callable[..., Any]]] = {
-    "run": run_page,
-    "whole": whole_page,
-    "card": card,
-    "comparison": comparison,
-}
+    "run": run_page, "whole": whole_page, "card": card, "comparison": comparison, "data": comparison_data,
+}  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -19,20 +19,18 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flatout.net import is_loopback
-from flatout.site.problems import Refusal, anything
+from flatout.site.problems import Refusal, anything, too_large
 from flatout.site.settings import Settings
+from flatout.site.state import address
 from flatout.site.throttle import Throttle
 
 API: Final = "/api/"
 PUBLISH: Final = "/api/v1/runs"
-FORM_BYTES: Final = 64 * 1024
-"""Everything but a published run fits in here."""
+FORM_BYTES: Final = 64 * 1024  # everything but a published run fits in here
 LONGEST_URL: Final = 8_192
-IDLE_S: Final = 20.0
-"""Longest silence while a body comes in."""
+IDLE_S: Final = 20.0  # longest silence while a body comes in
 GRACE_S: Final = 20.0
-SLOWEST_BYTES_S: Final = 32 * 1024
-"""A body may take the grace and the time that its bytes take at this rate."""
+SLOWEST_BYTES_S: Final = 32 * 1024  # a body may take the grace and the time that its bytes take at this rate
 
 HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
@@ -56,49 +54,50 @@ def stack(settings: Settings, throttle: Throttle) -> list[Middleware]:
     ]
 
 
-class AnswerHeaders:
+class Layer:
+    """One of them: requests pass `request`, the server's own messages pass by."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self.request if scope["type"] == "http" else self.app)(scope, receive, send)
+
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raise NotImplementedError
+
+
+class AnswerHeaders(Layer):
     """Puts the headers that protect a visitor onto every answer; a page may bring its own policy."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app = app
-        self.always = dict(HEADERS)
+        super().__init__(app)
         self.open = settings.public
         # A site for oneself or a team is not to be read by whatever other page is open in the browser.
-        self.always["Cross-Origin-Resource-Policy"] = "cross-origin" if settings.public else "same-origin"
+        self.always = {**HEADERS, "Cross-Origin-Resource-Policy": "cross-origin" if self.open else "same-origin"}
         if settings.secure:
             self.always["Strict-Transport-Security"] = "max-age=31536000"
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
         api = scope["path"].startswith(API)
-        reads = api and self.open and scope["method"] in ("GET", "HEAD")
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in self.always.items():
-                    headers[name] = value
+                headers.update(self.always)
                 headers.setdefault("Content-Security-Policy", CSP)
                 headers.setdefault("Cache-Control", "no-store" if api else "private, no-cache")
-                if reads:
+                if api and self.open and scope["method"] in ("GET", "HEAD"):
                     headers["Access-Control-Allow-Origin"] = "*"
             await send(message)
 
         await self.app(scope, receive, sending)
 
 
-class Faults:
+class Faults(Layer):
     """Errors that no route answered, and those of the middleware further in, become an answer with words."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
 
         async def sending(message: Message) -> None:
@@ -115,23 +114,22 @@ class Faults:
                 await response(scope, receive, send)
 
 
-class Clients:
+class Clients(Layer):
     """Who asks: the peer, or whom a proxy that is believed names. The nearest address that is no proxy of ours counts;
     what stands before it in X-Forwarded-For, the visitor may have made up."""
 
     def __init__(self, app: ASGIApp, proxies: Sequence[str]) -> None:
-        self.app = app
+        super().__init__(app)
         self.all = "*" in proxies
         self.networks = [ipaddress.ip_network(_bare(word) or word, strict=False) for word in proxies if word != "*"]
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            peer = (scope.get("client") or ("", 0))[0]
-            if self._ours(peer):
-                scope = {**scope, **self._told(Headers(scope=scope), peer, scope["scheme"])}
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        peer = (scope.get("client") or ("", 0))[0]
+        if self._ours(peer):
+            scope = {**scope, **self._forwarded(Headers(scope=scope), peer, scope["scheme"])}
         await self.app(scope, receive, send)
 
-    def _told(self, headers: Headers, peer: str, scheme: str) -> dict[str, Any]:
+    def _forwarded(self, headers: Headers, peer: str, scheme: str) -> dict[str, Any]:
         hops = [_bare(word) for line in headers.getlist("x-forwarded-for") for word in line.split(",")]
         client = peer
         for hop in reversed(hops):
@@ -141,12 +139,12 @@ class Clients:
             if not self._ours(hop) or self.all:
                 break
         proto = headers.getlist("x-forwarded-proto")[-1:] or [scheme]
-        told = proto[0].rpartition(",")[2].strip().lower()
+        named = proto[0].rpartition(",")[2].strip().lower()
         kept = [(name, value) for name, value in headers.raw if name != b"x-forwarded-host"]
         if host := headers.getlist("x-forwarded-host"):
             name = host[-1].rpartition(",")[2].strip()
             kept = [(n, v) for n, v in kept if n != b"host"] + [(b"host", name.encode("latin-1"))]
-        return {"client": (client, 0), "scheme": told if told in ("http", "https") else scheme, "headers": kept}
+        return {"client": (client, 0), "scheme": named if named in ("http", "https") else scheme, "headers": kept}
 
     def _ours(self, address: str) -> bool:
         if self.all:
@@ -155,36 +153,34 @@ class Clients:
         return known is not None and any(ipaddress.ip_address(known) in network for network in self.networks)
 
 
-class Hosts:
+class Hosts(Layer):
     """Answers only to the site's own name. In public, a foreign one could poison links and caches; at home and in a
     network, it is how a web page reaches into this machine (DNS rebinding). A site for a network has this machine's
     names, too, and the address that the request came to."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app = app
+        super().__init__(app)
         self.shared = not settings.public and not is_loopback(settings.host)
         self.own = {(urlsplit(settings.base_url).hostname or "").lower()}
+        self.words = f"This site answers at {settings.base_url} only."
         if self.shared:
             self.own |= _machine_names()
-        self.told = f"This site answers at {settings.base_url} only."
-        if self.shared:
-            self.told = (
+            self.words = (
                 f"This site answers at {settings.base_url}, and at this machine's own name and address. For another "
                 "name, its operator starts it with --base-url http://NAME:PORT."
             )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            hosts = Headers(scope=scope).getlist("host")
-            if len(hosts) != 1:
-                raise Refusal(400, "The request must name one host.")
-            if not self._is_own(hosts[0], scope):
-                raise Refusal(421, self.told)
-            path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
-            if len(path) + len(scope.get("query_string", b"")) > LONGEST_URL:
-                raise Refusal(414, f"An address here has at most {LONGEST_URL:,} characters.")
-            if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
-                raise Refusal(400, "The address holds a character that no text has.")
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        hosts = Headers(scope=scope).getlist("host")
+        if len(hosts) != 1:
+            raise Refusal(400, "The request must name one host.")
+        if not self._is_own(hosts[0], scope):
+            raise Refusal(421, self.words)
+        path = scope.get("raw_path") or scope["path"].encode("utf-8", "replace")
+        if len(path) + len(scope.get("query_string", b"")) > LONGEST_URL:
+            raise Refusal(414, f"An address here has at most {LONGEST_URL:,} characters.")
+        if "\0" in scope["path"] or b"%00" in scope.get("query_string", b""):
+            raise Refusal(400, "The address holds a character that no text has.")
         await self.app(scope, receive, send)
 
     def _is_own(self, host: str, scope: Scope) -> bool:
@@ -198,18 +194,16 @@ class Hosts:
         return self.shared and here is not None and _bare(name) is not None and _bare(name) == _bare(str(here[0]))
 
 
-class Rates:
+class Rates(Layer):
     """Counts each address's requests. Files that never change and the check of life are free."""
 
     def __init__(self, app: ASGIApp, throttle: Throttle) -> None:
-        self.app = app
+        super().__init__(app)
         self.throttle = throttle
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"].startswith("/static/") or scope["path"] == "/healthz":
-            await self.app(scope, receive, send)
-            return
-        left = self.throttle.check("requests", address(scope))
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        free = scope["path"].startswith("/static/") or scope["path"] == "/healthz"
+        left = None if free else self.throttle.check("requests", address(scope))
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start" and left is not None:
@@ -221,18 +215,15 @@ class Rates:
         await self.app(scope, receive, sending)
 
 
-class Bodies:
+class Bodies(Layer):
     """Ends a body that is too large, whatever its headers say, or comes too slowly."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app = app
+        super().__init__(app)
         self.record = settings.max_body_bytes
         self.both = settings.max_body_bytes + settings.max_samples_bytes + FORM_BYTES
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.app(scope, receive, send)
-            return
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
         limit = self._limit(scope)
         length = Headers(scope=scope).get("content-length", "0")
         if not (length.isascii() and length.isdigit()):
@@ -265,18 +256,18 @@ class Bodies:
         return self.both if kind.startswith("multipart/") else self.record
 
 
-class PageSessions:
+class PageSessions(Layer):
     """Signed cookies for pages alone: the API takes tokens, never a cookie."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self.app = app
+        super().__init__(app)
         key = hashlib.sha256(b"flatout session\0" + settings.secret.encode()).hexdigest()
         self.with_session = SessionMiddleware(
             app, key, session_cookie=cookie(settings), same_site="lax", https_only=settings.secure
         )
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        plain = scope["type"] != "http" or scope["path"].startswith((API, "/static/")) or scope["path"] == "/healthz"
+    async def request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        plain = scope["path"].startswith((API, "/static/")) or scope["path"] == "/healthz"
         await (self.app if plain else self.with_session)(scope, receive, send)
 
 
@@ -291,17 +282,6 @@ def _machine_names() -> set[str]:
     name = socket.gethostname().rstrip(".").lower()
     short = name.partition(".")[0]
     return {name, short, f"{short}.local"} - {"", ".local"}
-
-
-def too_large(limit: int) -> Refusal:
-    size = f"{limit / 1024 / 1024:.3g} MiB" if limit >= 1024 * 1024 else f"{limit / 1024:.3g} KiB"
-    return Refusal(413, f"The content is larger than the {size} that may be sent here.")
-
-
-def address(scope: Scope) -> str:
-    """Who asks, for counting alone: it is written nowhere."""
-    client = scope.get("client")
-    return str(client[0]) if client and client[0] else "unknown"
 
 
 def _bare(word: str) -> str | None:

@@ -67,23 +67,24 @@ def secrets_of(settings: Settings) -> list[str]:
 class Reasons:
     """The log of requests that could not be answered: each kind at most once a minute, with how many there were."""
 
-    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings, now: Callable[[], float] = time.monotonic) -> None:
+        self._secrets = secrets_of(settings)
         self._now = now
         self._lock = threading.Lock()
-        self._said: dict[tuple[str, str], tuple[float, int]] = {}
+        self._last: dict[tuple[str, str], tuple[float, int]] = {}
 
-    def say(self, text: str, error: BaseException, secrets: Iterable[str] = ()) -> None:
+    def say(self, text: str, error: BaseException) -> None:
         """`text`: the site's words for it; the kind is those and the class of the cause."""
         below = cause(error)
         kind = (text, "" if below is None else type(below).__name__)
         now = self._now()
         with self._lock:
-            last, more = self._said.get(kind, (None, 0))
+            last, more = self._last.get(kind, (None, 0))
             if last is not None and now - last < EVERY_S:
-                self._said[kind] = (last, more + 1)
+                self._last[kind] = (last, more + 1)
                 return
-            if len(self._said) >= MOST_KINDS:
-                self._said.clear()
-            self._said[kind] = (now, 0)
-        why = "" if below is None else f"; {kind[1]}: {words(below, secrets)}"
+            if len(self._last) >= MOST_KINDS:
+                self._last.clear()
+            self._last[kind] = (now, 0)
+        why = "" if below is None else f"; {kind[1]}: {words(below, self._secrets)}"
         log.warning("not available: %s%s%s", text, why, f" ({more} more of these before)" if more else "")

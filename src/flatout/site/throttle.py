@@ -71,7 +71,7 @@ class Throttle:
             "failed": RateLimitItemPerMinute(FAILED_PER_MINUTE, namespace="failed"),
         }
 
-    def check(self, kind: Kind, key: str, *, cost: int = 1) -> Left | None:
+    def check(self, kind: Kind, key: str, cost: int = 1) -> Left | None:
         """Counts one request (`cost`: as so many); what is left of the limit, None where there is none. Raises TooMany,
         counting nothing."""
         item = self._limits[kind]

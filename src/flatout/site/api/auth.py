@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request, Response
@@ -10,10 +11,10 @@ from starlette.exceptions import HTTPException
 
 from flatout.site import accounts
 from flatout.site.accounts import Who
-from flatout.site.app import Site, site
 from flatout.site.errors import Refused, SiteError
-from flatout.site.middleware import address
 from flatout.site.rescan import shown
+from flatout.site.state import Site, address, site
+from flatout.site.throttle import Kind
 
 SCHEME: Final = HTTPBearer(
     auto_error=False,
@@ -60,7 +61,7 @@ def given(request: Request, response: Response) -> Who | None:
     if who is None:
         here.throttle.check("failed", asking)
         raise HTTPException(401, WRONG, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
-    limited(here, response, "requests", f"token:{who.token_id}")
+    limited(request, response, "requests", f"token:{who.token_id}")
     _note_use(here, who)
     return who
 
@@ -77,27 +78,22 @@ def only_known(request: Request) -> None:
     known = {field.alias for field in request.scope["route"].dependant.query_params}
     unknown = [name for name in request.query_params if name not in known]
     if unknown:
-        told = ", ".join(sorted(known)) or "none"
-        raise Refused(f"query.{shown(unknown[0])}", f"there is no such parameter here; there are: {told}")
+        there = ", ".join(sorted(known)) or "none"
+        raise Refused(f"query.{shown(unknown[0])}", f"there is no such parameter here; there are: {there}")
 
 
-def limited(here: Site, response: Response, kind: str, *keys: str) -> None:
+def limited(request: Request, response: Response, kind: Kind, *keys: str) -> None:
     """Counts the request under each key and tells the tightest limit. Raises TooMany."""
-    found = [here.throttle.check(kind, key) for key in keys]  # type: ignore[arg-type]
-    known = [left for left in found if left is not None]
-    if known:
-        response.headers.update(min(known, key=lambda left: left.remaining).headers())
+    limits = [left for key in keys if (left := site(request).throttle.check(kind, key)) is not None]
+    if limits:
+        response.headers.update(min(limits, key=lambda left: left.remaining).headers())
 
 
 def _note_use(here: Site, who: Who) -> None:
     """When a token was used is good to know, but no reason to refuse anything."""
-    if not accounts.stale_use(who):
-        return
-    try:
-        with here.database.write() as conn:
+    if accounts.stale_use(who):
+        with suppress(SiteError), here.database.write() as conn:
             accounts.used(conn, who)
-    except SiteError:
-        return
 
 
 AnyToken = Annotated[Who, Depends(Needs())]

@@ -7,11 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request
 
 from flatout.site import boards
-from flatout.site.api.models import Board, BoardCount, Boards, Named, Ranking, Standing, when
-from flatout.site.api.runs import Key, run_url
-from flatout.site.api.words import errors
-from flatout.site.app import site
+from flatout.site.api.models import Board, BoardCount, Boards, Ranking, Standing, errors
+from flatout.site.api.runs import Key, named
 from flatout.site.errors import NotFound
+from flatout.site.state import site
+from flatout.site.times import when
 
 router = APIRouter(tags=["boards"])
 
@@ -43,23 +43,21 @@ def ranking(
     known = boards.parse(board)
     if known is None:
         raise NotFound("there can be no such board; /api/v1/boards lists those that rank something")
-    here = site(request)
-    with here.database.read() as conn:
-        found = boards.top(conn, board, model=m, hardware=h, engine=e, limit=limit)
-    rows = [_standing(here.settings.base_url, row) for row in found]
-    return Ranking(**_about(known).model_dump(), standings=rows)
+    with site(request).database.read() as conn:
+        rows = boards.top(conn, board, model=m, hardware=h, engine=e, limit=limit)
+    return Ranking(
+        **_about(known).model_dump(), standings=[_standing(site(request).run_url(r.public_id), r) for r in rows]
+    )
 
 
 def _about(board: boards.Board) -> Board:
     return Board(board=board.name, title=board.title, about=board.about, unit=board.unit)
 
 
-def _standing(base_url: str, row: boards.Standing) -> Standing:
+def _standing(url: str, row: boards.Standing) -> Standing:
     return Standing(
-        place=row.place, value=row.value, low=row.low, high=row.high, runs=row.runs, run=row.public_id,
-        url=run_url(base_url, row.public_id), started=when(row.started_us),
-        model=Named(key=row.model_key, label=row.model),
-        hardware=Named(key=row.hardware_key, label=row.hardware), engine=Named(key=row.engine_key, label=row.engine),
-        engine_version=row.engine_version, precision=row.precision, speculation=row.speculation,
-        others=row.others, others_low=row.others_low, others_high=row.others_high, doubtful=row.doubtful,
+        place=row.place, value=row.value, low=row.low, high=row.high, runs=row.runs, run=row.public_id, url=url,
+        started=when(row.started_us), **named(row), engine_version=row.engine_version, precision=row.precision,
+        speculation=row.speculation, others=row.others, others_low=row.others_low, others_high=row.others_high,
+        doubtful=row.doubtful,
     )  # fmt: skip

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from flatout.site import accounts, moderation
+from flatout.site import moderation
 from flatout.site.accounts import SCOPES, Scope
+from flatout.site.problems import PROBLEM, TITLES
+from flatout.site.times import when
 
 RUN_ID = r"^[a-z2-7]{12}$"
 State = Literal["public", "queued", "hidden", "withdrawn", "deleted"]
 
 
+When = Annotated[str | None, BeforeValidator(when)]
+"""A time, out of microseconds since 1970."""
+
+
 class Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, from_attributes=True)
 
 
 class Problem(BaseModel):
@@ -147,22 +152,13 @@ class Token(Model):
     id: int
     label: str
     start: str
-    scopes: list[Scope]
-    created: str | None
-    used: str | None = Field(description="To the minute.")
-    expires: str | None
-    revoked: str | None
-    made_with: int | None
+    scopes: Annotated[list[Scope], BeforeValidator(lambda scopes: [scope for scope in SCOPES if scope in scopes])]
+    created: When = Field(validation_alias="created_us")
+    used: When = Field(validation_alias="used_us", description="To the minute.")
+    expires: When = Field(validation_alias="expires_us")
+    revoked: When = Field(validation_alias="revoked_us")
+    made_with: int | None = Field(validation_alias="parent_id")
     works: bool
-
-    @classmethod
-    def of(cls, token: accounts.Token) -> Token:
-        return cls(
-            id=token.id, label=token.label, start=token.start, scopes=[s for s in SCOPES if s in token.scopes],
-            created=when(token.created_us),
-            used=when(token.used_us), expires=when(token.expires_us), revoked=when(token.revoked_us),
-            made_with=token.parent_id, works=token.works,
-        )  # fmt: skip
 
 
 class NewToken(Model):
@@ -189,20 +185,13 @@ class Me(Model):
 
 class Report(Model):
     id: int
-    run: str
+    run: str = Field(validation_alias="public_id")
     reason: str
-    made: str | None
+    made: When = Field(validation_alias="made_us")
     by: str | None
-    settled: str | None
+    settled: When = Field(validation_alias="settled_us")
     settled_by: str | None
     outcome: str | None
-
-    @classmethod
-    def of(cls, report: moderation.Report) -> Report:
-        return cls(
-            id=report.id, run=report.public_id, reason=report.reason, made=when(report.made_us), by=report.by,
-            settled=when(report.settled_us), settled_by=report.settled_by, outcome=report.outcome,
-        )  # fmt: skip
 
 
 class Reported(Model):
@@ -214,12 +203,12 @@ class Reported(Model):
 class Waiting(Model):
     """`replaces`: the public run whose place it takes once it is public."""
 
-    id: str
+    id: str = Field(validation_alias="public_id")
     model: str
     hardware: str
     engine: str
-    received: str | None
-    publisher: str | None
+    received: When = Field(validation_alias="received_us")
+    publisher: str | None = Field(validation_alias="who")
     trust: str
     replaces: str | None
 
@@ -234,10 +223,10 @@ class Queue(Model):
 
 
 class Deed(Model):
-    at: str | None
+    at: When = Field(validation_alias="at_us")
     who: str
     what: str
-    run: str | None
+    run: str | None = Field(validation_alias="public_id")
     detail: str | None
 
 
@@ -360,11 +349,14 @@ class Comparison(Model):
     notes: list[str]
 
 
-def when(us: int | None) -> str | None:
-    """Microseconds since 1970 as RFC 3339; None too for a time that no calendar has."""
-    if us is None:
-        return None
-    try:
-        return datetime.fromtimestamp(us / 1e6, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):
-        return None
+RECORD: Final = {"$ref": "#/components/schemas/Record"}
+_PROBLEM: Final = {"$ref": "#/components/schemas/Problem"}
+_ALWAYS: Final = (400, 414, 421, 422, 429, 500, 503)
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route: these errors and those that any route may answer with."""
+    return {
+        status: {"description": TITLES[status], "content": {PROBLEM: {"schema": _PROBLEM}}}
+        for status in sorted({*_ALWAYS, *statuses})
+    }

@@ -1,18 +1,25 @@
-"""Runs: publish, list, read, compare, withdraw."""
+"""Runs: publish, list, read, compare, withdraw. Sizes of what is sent are watched on the way (`middleware.Bodies`), so
+what is read here fits; what is in it, `intake` checks."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast, get_args
 
 import anyio.to_thread
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import Field
+from starlette.datastructures import FormData, UploadFile
+from starlette.exceptions import HTTPException
 
 from flatout.site import audit, intake, listing, moderation
 from flatout.site.accounts import Who
+from flatout.site.answers import matches
 from flatout.site.api.auth import OPTIONAL, JsonOnly, Publisher, PublisherOrModerator, Visitor, limited
-from flatout.site.api.body import REQUEST_BODY, Sent, sent
 from flatout.site.api.models import (
+    RECORD,
     RUN_ID,
     Changed,
     Check,
@@ -24,16 +31,16 @@ from flatout.site.api.models import (
     Runs,
     State,
     Withdrawal,
-    when,
+    errors,
 )
-from flatout.site.api.words import RECORD, errors
-from flatout.site.app import Site, site
-from flatout.site.errors import NotFound, Refused, no_run
-from flatout.site.middleware import address
-from flatout.site.problems import Tombstone
+from flatout.site.errors import NotFound, Refused
+from flatout.site.problems import too_large
+from flatout.site.state import Site, address, site
+from flatout.site.times import when
 
 if TYPE_CHECKING:
     from flatout.record import Record
+    from flatout.site.boards import Standing
     from flatout.site.index import RunRow
 
 router = APIRouter(tags=["runs"])
@@ -45,6 +52,49 @@ Text = Annotated[str, Field(max_length=listing.LONGEST)]
 MOST_COMPARED: Final = 8
 STATES: Final = get_args(State)
 FILES: Final[dict[int | str, dict[str, Any]]] = {304: {"description": "Not changed since (If-None-Match)"}}
+
+
+JSON: Final = "application/json"
+GZIP: Final = frozenset({"application/gzip", "application/x-gzip"})
+ZIP: Final = frozenset({"application/zip", "application/x-zip-compressed", "application/octet-stream"})
+_HOW: Final = (
+    "Send the record as application/json (Content-Encoding: gzip may be), or as multipart/form-data with the parts "
+    "“record” (application/json or application/gzip) and “samples” (application/zip)."
+)
+
+REQUEST_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "description": "A flatout-record/1, which `flatout run` writes. It may be compressed (Content-Encoding: gzip).",
+        "content": {
+            JSON: {"schema": RECORD},
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["record"],
+                    "additionalProperties": False,
+                    "properties": {
+                        "record": {"type": "string", "contentMediaType": JSON},
+                        "samples": {"type": "string", "contentMediaType": "application/zip"},
+                    },
+                },
+                "encoding": {
+                    "record": {"contentType": "application/json, application/gzip"},
+                    "samples": {"contentType": "application/zip"},
+                },
+            },
+        },
+    }
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """`record`: as it came, `gzipped` or not."""
+
+    record: bytes
+    gzipped: bool
+    samples: bytes | None = None
 
 
 @router.post(
@@ -68,13 +118,13 @@ async def publish(
     body: Annotated[Sent, Depends(sent)],
     replaces: Annotated[Id | None, Query(description="One's own run whose place this one takes.")] = None,
 ) -> Published:
-    here = site(request)
-    limited(here, response, "publish", f"account:{who.account_id}", address(request.scope))
+    limited(request, response, "publish", f"account:{who.account_id}", address(request.scope))
     # Few at a time: a record takes many times its size while it is read, and the other threads serve readers.
-    made = await anyio.to_thread.run_sync(_take, here, who, body, replaces, limiter=request.app.state.publishing)
-    response.status_code = 201 if made.created else 200
-    response.headers["Location"] = f"/api/v1/runs/{made.id}"
-    return made
+    here = site(request)
+    published = await anyio.to_thread.run_sync(_take, here, who, body, replaces, limiter=here.publishing)
+    response.status_code = 201 if published.created else 200
+    response.headers["Location"] = f"/api/v1/runs/{published.id}"
+    return published
 
 
 def _take(here: Site, who: Who, body: Sent, replaces: str | None) -> Published:
@@ -85,7 +135,7 @@ def _take(here: Site, who: Who, body: Sent, replaces: str | None) -> Published:
     kept = here.store.publish(taken, account_id=who.account_id, who=who.name, samples=samples, replaces=replaces)
     return Published(
         id=kept.public_id,
-        url=run_url(here.settings.base_url, kept.public_id),
+        url=here.run_url(kept.public_id),
         state=state(kept.state),
         content_hash=taken.content_hash,
         created=kept.created,
@@ -133,7 +183,7 @@ def list_runs(
 )
 def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
     here = site(request)
-    row = visible(here, who, run_id)
+    row = here.visible(who, run_id)
     return RunDetail(
         **run(here, row).model_dump(),
         checks=checks(here.store.record(run_id), row.received_us),
@@ -154,7 +204,7 @@ def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
 )  # fmt: skip
 def get_record(request: Request, who: Visitor, run_id: RunId) -> Response:
     here = site(request)
-    row = visible(here, who, run_id)
+    row = here.visible(who, run_id)
     return _file(request, run_id, "json", "application/json", row.content_hash, lambda: here.store.content(run_id))
 
 
@@ -168,7 +218,7 @@ def get_record(request: Request, who: Visitor, run_id: RunId) -> Response:
 )  # fmt: skip
 def get_samples(request: Request, who: Visitor, run_id: RunId) -> Response:
     here = site(request)
-    row = visible(here, who, run_id)
+    row = here.visible(who, run_id)
     if row.samples_hash is None:
         raise NotFound("this run came without samples")
     return _file(request, run_id, "zip", "application/zip", row.samples_hash, lambda: here.store.samples(run_id) or b"")
@@ -192,10 +242,12 @@ def compare_runs(
     here = site(request)
     if len(set(r)) < len(r):
         raise Refused("r", "name each run once")
-    rows = [visible(here, None, run_id) for run_id in r]
-    from flatout.site.pages import workshop  # whose pages import this module
-
-    return Response(workshop.compared(request, rows), media_type="application/json")
+    rows = [here.visible(None, run_id) for run_id in r]
+    count = partial(here.throttle.check, "compare", address(request.scope))
+    words, pieces = here.drawings.comparison(rows, count, data=True)
+    if "error" in words:
+        raise Refused("r", words["error"])
+    return Response(pieces["json"].plain, media_type="application/json")
 
 
 @router.post(
@@ -206,51 +258,40 @@ def compare_runs(
     description="It leaves a tombstone with the reason, and a link to the run that takes its place if there is one. A "
     "moderator may withdraw any run.",
 )
-def withdraw(request: Request, who: PublisherOrModerator, run_id: RunId, said: Withdrawal) -> Changed:
-    here = site(request)
-    here.store.withdraw(
-        run_id,
-        who=who.name,
-        account_id=who.account_id,
-        reason=moderation.checked_reason(said.reason, longest=moderation.LONGEST_SHOWN),
-        successor=said.successor,
+def withdraw(request: Request, who: PublisherOrModerator, run_id: RunId, body: Withdrawal) -> Changed:
+    reason = moderation.checked_reason(body.reason, longest=moderation.LONGEST_SHOWN)
+    site(request).store.withdraw(
+        run_id, who=who.name, account_id=who.account_id, reason=reason, successor=body.successor,
         moderator=who.may("moderate"),
-    )
-    return changed(here, run_id)
-
-
-def visible(here: Site, who: Who | None, run_id: str) -> RunRow:
-    """The run's row if this one may see it. Raises NotFound (also for what waits for approval) and Tombstone."""
-    row = here.store.row(run_id)
-    if row.state == "public":
-        return row
-    moderator = who is not None and who.may("moderate")
-    if row.state == "queued":
-        if moderator or (who is not None and row.account_id == who.account_id):
-            return row
-        raise no_run(run_id)
-    if moderator and row.state != "deleted":
-        return row
-    raise Tombstone(row.state, row.state_reason, when(row.state_us), here.store.successor(row))
+    )  # fmt: skip
+    return changed(request, run_id)
 
 
 def run(here: Site, row: RunRow) -> Run:
     return Run(
-        id=row.public_id, url=run_url(here.settings.base_url, row.public_id), state=state(row.state),
-        content_hash=row.content_hash, record_id=row.record_id, publisher=row.account, received=when(row.received_us),
-        started=when(row.started_us), model=Named(key=row.model_key, label=row.model),
-        hardware=Named(key=row.hardware_key, label=row.hardware), engine=Named(key=row.engine_key, label=row.engine),
-        engine_version=row.engine_version, precision=row.precision, speculation=row.speculation, suite=row.suite,
-        run_state=row.run_state, cells=row.cells, cells_measured=row.cells_measured, cells_sound=row.cells_sound,
-        context_max_tokens=row.context_max, single_tok_s=row.single_tok_s, total_tok_s=row.total_tok_s,
-        prefill_tok_s=row.prefill_tok_s, trust=row.trust, trust_notes=row.trust_notes, bytes=row.bytes,
-        samples=row.samples_hash is not None,
+        id=row.public_id, url=here.run_url(row.public_id), state=state(row.state), content_hash=row.content_hash,
+        record_id=row.record_id, publisher=row.account, received=when(row.received_us), started=when(row.started_us),
+        **named(row), engine_version=row.engine_version, precision=row.precision, speculation=row.speculation,
+        suite=row.suite, run_state=row.run_state, cells=row.cells, cells_measured=row.cells_measured,
+        cells_sound=row.cells_sound, context_max_tokens=row.context_max, single_tok_s=row.single_tok_s,
+        total_tok_s=row.total_tok_s, prefill_tok_s=row.prefill_tok_s, trust=row.trust, trust_notes=row.trust_notes,
+        bytes=row.bytes, samples=row.samples_hash is not None,
     )  # fmt: skip
 
 
-def changed(here: Site, run_id: str) -> Changed:
-    row = here.store.row(run_id)
-    return Changed(id=run_id, state=state(row.state), reason=row.state_reason, successor=here.store.successor(row))
+def named(row: RunRow | Standing) -> dict[str, Named]:
+    """What was measured, by key and label."""
+    return {
+        "model": Named(key=row.model_key, label=row.model),
+        "hardware": Named(key=row.hardware_key, label=row.hardware),
+        "engine": Named(key=row.engine_key, label=row.engine),
+    }
+
+
+def changed(request: Request, run_id: str) -> Changed:
+    store = site(request).store
+    row = store.row(run_id)
+    return Changed(id=run_id, state=state(row.state), reason=row.state_reason, successor=store.successor(row))
 
 
 def checks(record: Record, received_us: int | None = None) -> list[Check]:
@@ -263,17 +304,65 @@ def state(text: str) -> State:
     return cast(State, text)
 
 
-def run_url(base_url: str, run_id: str) -> str:
-    return f"{base_url}/r/{run_id}"
-
-
-def _file(request: Request, run_id: str, ending: str, kind: str, digest: str, read: Any) -> Response:
+def _file(request: Request, run_id: str, ending: str, kind: str, digest: str, read: Callable[[], bytes]) -> Response:
     """A file by its hash: a reader that has it is told so. Its name is made of our id alone. It may be withdrawn at any
     time, so nobody shall keep it without asking again."""
-    tag = f'"{digest}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    asked = [part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")]
-    if tag in asked:
+    headers = {"ETag": f'"{digest}"', "Cache-Control": "no-cache"}
+    if matches(request, headers["ETag"]):
         return Response(status_code=304, headers=headers)
     headers["Content-Disposition"] = f'attachment; filename="flatout-{run_id}.{ending}"'
     return Response(read(), media_type=kind, headers=headers)
+
+
+# --- what is published, as it comes in --------------------------------------------------------------------------------
+
+
+async def sent(request: Request) -> Sent:
+    """The body's parts. Raises HTTPException: 415 for any other type or encoding, 413, 408; Refused."""
+    kind = _kind(request.headers.get("content-type", ""))
+    coding = request.headers.get("content-encoding", "identity").strip().lower()
+    if kind == JSON:
+        if coding not in ("gzip", "identity"):
+            raise HTTPException(415, f"A record may be compressed with gzip, nothing else. {_HOW}")
+        return Sent(await request.body(), coding == "gzip")
+    if kind != "multipart/form-data":
+        raise HTTPException(415, _HOW)
+    if coding != "identity":
+        raise HTTPException(415, f"The parts are compressed, not the whole. {_HOW}")
+    return await _parts(request)
+
+
+async def _parts(request: Request) -> Sent:
+    settings = site(request).settings
+    async with request.form(max_files=2, max_fields=2, max_part_size=settings.max_body_bytes) as form:
+        record = await _part(form, "record", settings.max_body_bytes)
+        if record is None:
+            raise Refused("record", f"this part is missing. {_HOW}")
+        samples = await _part(form, "samples", settings.max_samples_bytes)
+        if {name for name, _ in form.multi_items()} - {"record", "samples"}:
+            raise Refused("body", f"it has other parts than it may have. {_HOW}")
+        if record[1] not in GZIP | {JSON, ""}:
+            raise HTTPException(415, f"The part “record” has another type. {_HOW}")
+        if samples is not None and samples[1] not in ZIP | {""}:
+            raise HTTPException(415, f"The part “samples” has another type. {_HOW}")
+        return Sent(record[0], record[1] in GZIP, samples[0] if samples is not None else None)
+
+
+async def _part(form: FormData, name: str, limit: int) -> tuple[bytes, str] | None:
+    """(content, type) of the one part of that name. The file's name is never looked at."""
+    found = form.getlist(name)
+    if not found:
+        return None
+    if len(found) > 1:
+        raise Refused(name, "this part is there more than once")
+    part = found[0]
+    if not isinstance(part, UploadFile):
+        return part.encode("utf-8", "surrogatepass"), ""
+    content = await part.read(limit + 1)
+    if len(content) > limit:
+        raise too_large(limit)
+    return content, _kind(part.content_type or "")
+
+
+def _kind(header: str) -> str:
+    return header.partition(";")[0].strip().lower()

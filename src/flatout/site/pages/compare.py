@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 from urllib.parse import urlencode
 
@@ -11,20 +12,20 @@ from fastapi import APIRouter, Request, Response
 
 from flatout.compare import letter_of
 from flatout.site import listing
-from flatout.site.api.runs import visible
-from flatout.site.errors import NotFound, Refused
+from flatout.site.answers import READ, piece
+from flatout.site.drawings import Drawn
+from flatout.site.errors import NotFound, Refused, Tombstone, sentence
+from flatout.site.html import page
 from flatout.site.index import RunRow
 from flatout.site.listing import Filter
-from flatout.site.pages import workshop
-from flatout.site.pages.answers import READ, Piece, piece
-from flatout.site.pages.templating import page, site_of
-from flatout.site.pages.viewer import viewer
-from flatout.site.problems import Tombstone, sentence
+from flatout.site.session import viewer
+from flatout.site.state import address, site
 
 router: Final = APIRouter()
 MOST_SIDES: Final = 12
 OFFERED: Final = 12
 _ID: Final = re.compile(r"[a-z2-7]{12}")
+NOTHING: Final[Drawn] = {}, {"body": piece(b"")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +41,31 @@ class Side:
 @router.api_route("/compare", methods=READ)
 def compare(request: Request) -> Response:
     """The runs named by `r`, the first being what the others are compared with; fewer than two: what to pick."""
-    site, who = site_of(request), viewer(request)
+    here, who = site(request), viewer(request)
     asked = list(dict.fromkeys(_id(text) for text in request.query_params.getlist("r") if text.strip()))
     rows: list[RunRow] = []
     missing: list[str] = []
     for run_id in asked[: MOST_SIDES + 1]:
         try:
-            rows.append(visible(site, who, run_id))
+            rows.append(here.visible(who, run_id))
         except (NotFound, Tombstone) as error:
             missing.append(f"{run_id[:40]}: {error}")
-    too_many = len(asked) > MOST_SIDES
     rows = rows[:MOST_SIDES]
-    nothing: tuple[dict[str, str], dict[str, Piece]] = {}, {"body": piece(b"")}
-    many = len(rows) > 1
-    refused = None
+    many, refused = len(rows) > 1, None
+    words, drawn = NOTHING
+    count = partial(here.throttle.check, "compare", address(request.scope))
     try:
-        made, drawn = workshop.comparison(request, rows, [_name(row) for row in rows]) if many else nothing
+        if many:
+            words, drawn = here.drawings.comparison(rows, count)
     except Refused as error:
-        refused, (made, drawn) = sentence(error.text[:1].upper() + error.text[1:]), nothing
+        refused = sentence(error.text[:1].upper() + error.text[1:])
     ids = [row.public_id for row in rows]
     return page(
-        request, "compare.html", made.get("title", "Compare runs"), sheets=("compared.css",), rows=rows,
+        request, "compare.html", words.get("title", "Compare runs"), sheets=("compared.css",), rows=rows,
         status=422 if refused else 404 if missing and not rows else 200,
         sides=[_side(ids, number, row) for number, row in enumerate(rows)], drawn=drawn,
-        compared=many and not refused and "error" not in made, error=refused or made.get("error"),
-        missing=missing, too_many=too_many, most=MOST_SIDES, offered=_offered(request, rows),
+        compared=many and not refused and "error" not in words, error=refused or words.get("error"),
+        missing=missing, too_many=len(asked) > MOST_SIDES, most=MOST_SIDES, offered=_offered(request, rows),
         swapped=f"/compare?{_query(ids[1::-1] + ids[2:])}" if many else None, query=_query(ids),
         full=len(rows) >= MOST_SIDES,
     )  # fmt: skip
@@ -73,10 +74,6 @@ def compare(request: Request) -> Response:
 def _id(text: str) -> str:
     """A run's id out of itself or its link."""
     return text.strip().split("#")[0].split("?")[0].rstrip("/").rpartition("/")[2]
-
-
-def _name(row: RunRow) -> str:
-    return f"/r/{row.public_id}"
 
 
 def _side(ids: list[str], number: int, row: RunRow) -> Side:
@@ -93,9 +90,9 @@ def _query(ids: list[str]) -> str:
 
 def _offered(request: Request, rows: list[RunRow]) -> list[RunRow]:
     """Runs that are worth comparing with the first: of its model, else the newest."""
-    site = site_of(request)
+    here = site(request)
     near = Filter(model=rows[0].model_key or None) if rows else Filter()
-    with site.database.read() as conn:
-        found = listing.find(conn, near, limit=OFFERED + len(rows), secret=site.settings.secret).rows
+    with here.database.read() as conn:
+        others = listing.find(conn, near, limit=OFFERED + len(rows), secret=here.settings.secret).rows
     known = {row.public_id for row in rows}
-    return [row for row in found if row.public_id not in known][:OFFERED]
+    return [row for row in others if row.public_id not in known][:OFFERED]

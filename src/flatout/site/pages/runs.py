@@ -13,13 +13,14 @@ from sqlalchemy import Connection, func, select
 
 from flatout.site import listing
 from flatout.site.accounts import Who
+from flatout.site.answers import READ
 from flatout.site.errors import Refused
+from flatout.site.html import page
 from flatout.site.index import RunRow
 from flatout.site.listing import Filter
-from flatout.site.pages.answers import READ
-from flatout.site.pages.templating import page, site_of
-from flatout.site.pages.viewer import viewer
 from flatout.site.schema import names
+from flatout.site.session import viewer
+from flatout.site.state import site
 
 router: Final = APIRouter()
 ROWS: Final = 50
@@ -52,33 +53,32 @@ class Numbers:
 @router.api_route("/", methods=READ)
 def runs(request: Request) -> Response:
     """The runs that fit the filters in the address; what cannot be understood is said on the page."""
-    site = site_of(request)
+    here = site(request)
     typed = {name: request.query_params.get(name, "") for name in FIELDS}
-    refused, status = None, 200
-    asked, found = Filter(), listing.Page([])
+    refused, wanted, page_of = None, Filter(), listing.Page([])
     latest: RunRow | None = None
-    with site.database.read() as conn:
-        numbers, there = counted(conn), listing.choices(conn)
+    with here.database.read() as conn:
+        numbers, choices = counted(conn), listing.choices(conn)
         try:
-            asked = Filter.from_query(request.query_params)
-            found = listing.find(conn, asked, limit=ROWS, secret=site.settings.secret, viewer=looks(viewer(request)))
+            wanted = Filter.from_query(request.query_params)
+            page_of = listing.find(conn, wanted, limit=ROWS, secret=here.settings.secret, viewer=_sees(viewer(request)))
         except Refused as error:
-            refused, status = error.text, 422
+            refused = error.text
         if numbers.runs:
-            latest = _latest(conn, asked, found, site.settings.secret)
-    query = asked.to_query()
+            latest = _latest(conn, wanted, page_of, here.settings.secret)
+    query = wanted.to_query()
     return page(
-        request, "runs.html", "Speed tests of LLM servers", status=status, scripted=not numbers.runs,
-        rows=found.rows, notes=found.notes, refused=refused, typed=_fields(typed), numbers=numbers,
-        choices=there, latest=latest, chips=chips(typed, found.labels),
+        request, "runs.html", "Speed tests of LLM servers", status=422 if refused else 200, scripted=not numbers.runs,
+        rows=page_of.rows, notes=page_of.notes, refused=refused, typed=_fields(typed), numbers=numbers,
+        choices=choices, latest=latest, chips=chips(typed, page_of.labels),
         more_open=any(typed[name] for name in ("p", "s", "c", "from", "to")),
-        next=f"/?{_with(query, after=found.next)}" if found.next else None,
-        first=f"/?{_with(query)}".rstrip("?") if asked.after else None,
-        local=site.settings.results_dir,
+        next=f"/?{_with(query, after=page_of.next)}" if page_of.next else None,
+        first=f"/?{_with(query)}".rstrip("?") if wanted.after else None,
+        local=here.settings.results_dir,
     )  # fmt: skip
 
 
-def looks(who: Who | None) -> listing.Viewer:
+def _sees(who: Who | None) -> listing.Viewer:
     """What this person may see in lists besides what is public."""
     if who is None:
         return listing.Viewer()
@@ -88,28 +88,23 @@ def looks(who: Who | None) -> listing.Viewer:
 def counted(conn: Connection) -> Numbers:
     """From the names, which are few, not from the runs."""
     query = select(names.c.kind, func.count(), func.sum(names.c.runs)).where(names.c.runs > 0).group_by(names.c.kind)
-    found = {kind: (int(many), int(all_runs)) for kind, many, all_runs in conn.execute(query)}
-    none = (0, 0)
-    engines, all_runs = found.get("engine", none)
-    return Numbers(all_runs, found.get("model", none)[0], found.get("hardware", none)[0], engines)
+    many = {"model": 0, "hardware": 0, "engine": 0}
+    runs_of = dict(many)
+    for kind, names_of, runs_all in conn.execute(query):
+        many[kind], runs_of[kind] = int(names_of), int(runs_all)
+    return Numbers(runs_of["engine"], many["model"], many["hardware"], many["engine"])
 
 
 def chips(typed: Mapping[str, str], labels: Mapping[str, str]) -> list[Chip]:
     """The filters that were asked for, each with the address that leaves it out."""
     active = {name: value for name, value in typed.items() if value}
-    return [
-        Chip(
-            FIELDS[name],
-            labels.get(listing.KEYS.get(name, ""), value),
-            "/?" + urlencode({k: v for k, v in active.items() if k != name}),
-        )
-        for name, value in active.items()
-    ]
+    without = {name: "/?" + urlencode({k: v for k, v in active.items() if k != name}) for name in active}
+    return [Chip(FIELDS[n], labels.get(listing.KEYS.get(n, ""), text), without[n]) for n, text in active.items()]
 
 
-def _latest(conn: Connection, asked: Filter, found: listing.Page, secret: str) -> RunRow | None:
-    if asked == Filter() and found.rows:
-        return found.rows[0]
+def _latest(conn: Connection, wanted: Filter, page_of: listing.Page, secret: str) -> RunRow | None:
+    if wanted == Filter() and page_of.rows:
+        return page_of.rows[0]
     rows = listing.find(conn, Filter(), limit=1, secret=secret).rows
     return rows[0] if rows else None
 

@@ -1,4 +1,4 @@
-"""Files that never change under their address."""
+"""What is the same for everybody: the page about the site, style sheets, words for robots."""
 
 from __future__ import annotations
 
@@ -6,23 +6,29 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
+from flatout.show.page.words import DEFINITIONS, TOKENS
+from flatout.site.answers import READ, asset, asset_url
 from flatout.site.errors import NotFound
-from flatout.site.pages.answers import READ
-from flatout.site.pages.templating import asset, asset_url
+from flatout.site.html import page
 
 router: Final = APIRouter()
+
+
+@router.api_route("/about", methods=READ)
+def about(request: Request) -> Response:
+    """What this site is, what it keeps, and how programs talk to it."""
+    return page(request, "about.html", "About", scripted=True, definitions=DEFINITIONS, tokens=TOKENS)
 
 
 @router.api_route("/static/{name}", methods=READ)
 def static(request: Request, name: str) -> Response:
     """A style sheet or the icon; for good where the address holds its version. Raises NotFound."""
-    found = asset(name)
-    if found is None:
+    file = asset(name)
+    if file is None:
         raise NotFound("There is no such file.")
-    body, kind = found
     current = request.url.query == asset_url(name).partition("?")[2]
     kept = "public, max-age=31536000, immutable" if current else "public, max-age=300"
-    return Response(body, media_type=kind, headers={"Cache-Control": kept})
+    return Response(file[0], media_type=file[1], headers={"Cache-Control": kept})
 
 
 @router.api_route("/favicon.ico", methods=READ)

@@ -7,12 +7,11 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from flatout.site import accounts
+from flatout.site.accounts import SCOPES
 from flatout.site.api.auth import AnyToken, JsonOnly, Publisher, limited
-from flatout.site.api.models import MadeToken, Me, NewToken, Token
-from flatout.site.api.words import errors
-from flatout.site.app import site
+from flatout.site.api.models import MadeToken, Me, NewToken, Token, errors
 from flatout.site.errors import Forbidden, Refused
-from flatout.site.middleware import address
+from flatout.site.state import address, site
 
 router = APIRouter(tags=["me"])
 _DAY_US = 86_400_000_000
@@ -22,7 +21,7 @@ _DAY_US = 86_400_000_000
 def me(request: Request, who: AnyToken) -> Me:
     with site(request).database.read() as conn:
         count = accounts.runs_of(conn, who.account_id)
-    return Me(name=who.name, scopes=_scopes(who), token_id=who.token_id, runs=count)
+    return Me(name=who.name, scopes=[s for s in SCOPES if who.may(s)], token_id=who.token_id, runs=count)
 
 
 @router.delete(
@@ -44,7 +43,7 @@ def close(request: Request, who: Publisher, confirm: Annotated[str, Query(max_le
 @router.get("/me/tokens", summary="My tokens, newest first", responses=errors(401))
 def my_tokens(request: Request, who: AnyToken) -> list[Token]:
     with site(request).database.read() as conn:
-        return [Token.of(token) for token in accounts.list_tokens(conn, who.account_id)]
+        return [Token.model_validate(token) for token in accounts.list_tokens(conn, who.account_id)]
 
 
 @router.post(
@@ -57,17 +56,16 @@ def my_tokens(request: Request, who: AnyToken) -> list[Token]:
     "new one's text is in this answer and nowhere else.",
 )
 def make_token(request: Request, response: Response, who: AnyToken, wanted: NewToken) -> MadeToken:
-    here = site(request)
-    limited(here, response, "token", f"account:{who.account_id}", address(request.scope))
+    limited(request, response, "token", f"account:{who.account_id}", address(request.scope))
     lacking = [scope for scope in wanted.scopes if not who.may(scope)]
     if lacking:
         raise Forbidden(f"The token lacks the scope “{lacking[0]}”, so it cannot give it.")
     expires = None if wanted.expires_days is None else accounts.now_us() + wanted.expires_days * _DAY_US
-    with here.database.write() as conn:
+    with site(request).database.write() as conn:
         _, text = accounts.add_token(conn, who.name, wanted.scopes, wanted.label, expires, made_with=who)
-        made = accounts.whose(conn, text)
-        kept = next(t for t in accounts.list_tokens(conn, who.account_id) if made is not None and t.id == made.token_id)
-    return MadeToken(text=text, token=Token.of(kept))
+        new = accounts.whose(conn, text)
+        token = next(t for t in accounts.list_tokens(conn, who.account_id) if new is not None and t.id == new.token_id)
+    return MadeToken(text=text, token=Token.model_validate(token))
 
 
 @router.delete(
@@ -81,7 +79,3 @@ def end_token(
     with site(request).database.write() as conn:
         accounts.revoke(conn, token_id, account_id=who.account_id, by=who.name, made_too=made_too)
     return Response(status_code=204)
-
-
-def _scopes(who: accounts.Who) -> list[accounts.Scope]:
-    return [scope for scope in accounts.SCOPES if who.may(scope)]

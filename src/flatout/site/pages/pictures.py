@@ -1,5 +1,5 @@
-"""A configuration's speed over its runs, drawn: dots with 95 % intervals, levels, the steps between them, and where the
-engine's version changed. Shapes, numbers and escaped text only; colours come from the style sheet."""
+"""Small pictures, drawn here as SVG that loads nothing: a badge, a value with its interval on an axis, and a
+configuration's speed over its runs. Shapes, numbers and escaped text only; colours come from the style sheet."""
 
 from __future__ import annotations
 
@@ -12,17 +12,53 @@ from markupsafe import Markup
 
 from flatout.show import numbers
 from flatout.show.safe import clean
+from flatout.site.boards import Board, Ranked
 from flatout.site.history import Dated, Shift
-from flatout.site.pages.templating import day
+from flatout.site.html import part
+from flatout.site.times import day
 
+_WIDE: Final = frozenset("mwMWK@%≥×—")
+_THIN: Final = frozenset("iljtfr.,:;|!1 ()/·")
+NO_FIGURE: Final = "no valid figure"
+_ROOM: Final = 1.15  # beyond the largest value, where one has no upper end
 WIDE, HIGH = 460.0, 190.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 8.0, 26.0, 22.0
 MOST_VERSIONS: Final = 12
 MOST_NAMED: Final = 4
-CHAR_WIDE: Final = 6.6
-"""The most that a character of such words takes."""
+CHAR_WIDE: Final = 6.6  # the most that a character of such words takes
 MOST_DOTS: Final = 300
 _LARGEST: Final = 1e15
+
+
+def badge_words(board: Board | None, value: float | None) -> str:
+    """`173 tok/s · 8K × 1`, `≥ 30 tok/s each: 12 at 8K`."""
+    if board is None:
+        return NO_FIGURE
+    context = numbers.context(board.context_tokens)
+    where = f"{context} prefill" if board.kind == "prefill" else f"{context} × {board.n}"
+    if value is None:
+        return f"{NO_FIGURE} · {where}"
+    if board.kind == "users":
+        return f"{numbers.count(value)} at once ≥ {board.n} tok/s · {context}"
+    return f"{numbers.rate(value)} tok/s · {where}"
+
+
+def badge(left: str, right: str) -> str:
+    """A two-part badge. Both texts are made harmless and escaped."""
+    left, right = clean(left, 40), clean(right, 80)
+    return part("badge.svg", left=left, right=right, a=_text_width(left), b=_text_width(right))
+
+
+def _text_width(text: str) -> int:
+    """How wide a part is, with its margins: an estimate, which `textLength` makes exact."""
+    return round(sum(9.6 if c in _WIDE else 4.2 if c in _THIN else 6.9 for c in text)) + 12
+
+
+def axis(rows: Sequence[Ranked], *, open_ended: bool = False) -> float:
+    """The end of the rows' common axis, which begins at 0: the largest value or end of an interval, and room beyond it
+    where one has no upper end."""
+    end = max((row.value if row.high is None else max(row.value, row.high) for row in rows), default=0.0)
+    return end * _ROOM if open_ended else end
 
 
 def trace(runs: Sequence[Dated], shifts: Sequence[Shift], label: str) -> Markup:
@@ -32,7 +68,7 @@ def trace(runs: Sequence[Dated], shifts: Sequence[Shift], label: str) -> Markup:
     shown = [run for run in runs[first:] if math.isfinite(run.value) and 0 < run.value <= _LARGEST]
     if len(shown) < 1 or len(shown) != len(runs[first:]):
         return Markup("")
-    low, high = ends(shown)
+    low, high = _ends(shown)
     parts = [*_axes(shown, low, high), *_versions(shown)]
     parts += _steps(shown, shifts, first)
     points = [(_x(i, len(shown)), _y(run.value, low, high)) for i, run in enumerate(shown)]
@@ -43,7 +79,7 @@ def trace(runs: Sequence[Dated], shifts: Sequence[Shift], label: str) -> Markup:
     )
 
 
-def ends(runs: Sequence[Dated]) -> tuple[float, float]:
+def _ends(runs: Sequence[Dated]) -> tuple[float, float]:
     """The axis: all values and intervals, a little more, and never so near that nothing but noise shows."""
     lows = [run.low if _good(run) and run.low is not None else run.value for run in runs]
     highs = [run.high if _good(run) and run.high is not None else run.value for run in runs]

@@ -8,23 +8,9 @@ from fastapi import APIRouter, Path, Query, Request, Response
 
 from flatout.site import moderation
 from flatout.site.api.auth import OPTIONAL, JsonOnly, Moderator, Visitor, limited
-from flatout.site.api.models import (
-    Changed,
-    Deed,
-    Deeds,
-    Outcome,
-    Queue,
-    Reason,
-    Report,
-    Reported,
-    ReportReason,
-    Waiting,
-    when,
-)
+from flatout.site.api.models import Changed, Deed, Deeds, Outcome, Queue, Reason, Report, Reported, ReportReason, errors
 from flatout.site.api.runs import Id, RunId, changed
-from flatout.site.api.words import errors
-from flatout.site.app import site
-from flatout.site.middleware import address
+from flatout.site.state import address, site
 
 router = APIRouter(tags=["moderation"])
 
@@ -38,31 +24,18 @@ router = APIRouter(tags=["moderation"])
     openapi_extra=OPTIONAL,
     description="Tells the moderators what is wrong with a run. Needs no token; with one, they see whose it is.",
 )
-def report(request: Request, response: Response, who: Visitor, run_id: RunId, said: ReportReason) -> Reported:
-    here = site(request)
-    limited(here, response, "report", address(request.scope))
-    with here.database.write() as conn:
-        made = moderation.report(conn, run_id, said.reason, account_id=who.account_id if who is not None else None,
-                                 moderator=who is not None and who.may("moderate"))  # fmt: skip
-    return Reported(id=made)
+def report(request: Request, response: Response, who: Visitor, run_id: RunId, body: ReportReason) -> Reported:
+    limited(request, response, "report", address(request.scope))
+    with site(request).database.write() as conn:
+        number = moderation.report(conn, run_id, body.reason, account_id=who.account_id if who is not None else None,
+                                   moderator=who is not None and who.may("moderate"))  # fmt: skip
+    return Reported(id=number)
 
 
 @router.get("/moderation/queue", summary="What waits for a moderator", responses=errors(401, 403))
 def queue(request: Request, who: Moderator) -> Queue:
     with site(request).database.read() as conn:
-        found = moderation.queue(conn)
-    return Queue(
-        runs=[
-            Waiting(
-                id=w.public_id, model=w.model, hardware=w.hardware, engine=w.engine, received=when(w.received_us),
-                publisher=w.who, trust=w.trust, replaces=w.replaces,
-            )
-            for w in found.runs
-        ],
-        reports=[Report.of(r) for r in found.reports],
-        runs_all=found.runs_all,
-        reports_all=found.reports_all,
-    )  # fmt: skip
+        return Queue.model_validate(moderation.queue(conn))
 
 
 @router.post(
@@ -71,9 +44,8 @@ def queue(request: Request, who: Moderator) -> Queue:
     description="The run that it was published to replace is withdrawn with this one as its successor.",
 )  # fmt: skip
 def approve(request: Request, who: Moderator, run_id: RunId) -> Changed:
-    here = site(request)
-    here.store.approve(run_id, who=who.name)
-    return changed(here, run_id)
+    site(request).store.approve(run_id, who=who.name)
+    return changed(request, run_id)
 
 
 @router.post(
@@ -83,11 +55,10 @@ def approve(request: Request, who: Moderator, run_id: RunId) -> Changed:
     dependencies=JsonOnly,
     description="What is open of the reports about it is settled with that reason.",
 )
-def hide(request: Request, who: Moderator, run_id: RunId, said: Reason) -> Changed:
-    here = site(request)
-    reason = moderation.checked_reason(said.reason, longest=moderation.LONGEST_SHOWN)
-    here.store.hide(run_id, who=who.name, reason=reason, account_id=who.account_id)
-    return changed(here, run_id)
+def hide(request: Request, who: Moderator, run_id: RunId, body: Reason) -> Changed:
+    reason = moderation.checked_reason(body.reason, longest=moderation.LONGEST_SHOWN)
+    site(request).store.hide(run_id, who=who.name, reason=reason, account_id=who.account_id)
+    return changed(request, run_id)
 
 
 @router.post(
@@ -96,10 +67,10 @@ def hide(request: Request, who: Moderator, run_id: RunId, said: Reason) -> Chang
     responses=errors(401, 403, 404, 409, 413, 415),
     dependencies=JsonOnly,
 )
-def settle(request: Request, who: Moderator, report_id: Annotated[int, Path(ge=1, le=2**53)], said: Outcome) -> Report:
+def settle(request: Request, who: Moderator, report_id: Annotated[int, Path(ge=1, le=2**53)], body: Outcome) -> Report:
     with site(request).database.write() as conn:
-        done = moderation.settle(conn, report_id, said.outcome, who=who.name, account_id=who.account_id)
-    return Report.of(done)
+        settled = moderation.settle(conn, report_id, body.outcome, who=who.name, account_id=who.account_id)
+    return Report.model_validate(settled)
 
 
 @router.get("/moderation/deeds", summary="Who did what when, newest first", responses=errors(401, 403, 404))
@@ -110,7 +81,4 @@ def deeds(
     limit: Annotated[int, Query(ge=1, le=moderation.MOST_SHOWN)] = 100,
 ) -> Deeds:
     with site(request).database.read() as conn:
-        found = moderation.deeds(conn, run, limit=limit)
-    return Deeds(
-        deeds=[Deed(at=when(d.at_us), who=d.who, what=d.what, run=d.public_id, detail=d.detail) for d in found]
-    )
+        return Deeds(deeds=[Deed.model_validate(deed) for deed in moderation.deeds(conn, run, limit=limit)])
