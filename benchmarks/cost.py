@@ -3,7 +3,7 @@
     python benchmarks/cost.py [--loads 1x450,16x220,64x150,256x100,1000x50] [--patterns step,spread] [--seconds 3]
                               [--tools flatout,…] [--rig-core 0] [--core 1] [--rounds 1]
 
-One sender (flatout.calibrate.hose, on --rig-core) for all; each reader alone on --core, one after the other, so that
+One sender (flatout.rig.lean, on --rig-core) for all; each reader alone on --core, one after the other, so that
 the ratio of two in one row holds although other work moves both. With --rounds, all of a row is done so many times and
 its medians are printed. Columns, CPU in µs an event:
 
@@ -44,11 +44,10 @@ import floor
 import peers
 from flatout.calibrate import bench, compare
 from flatout.calibrate.scenes import Scene
-from flatout.calibrate.sender import lean
 from flatout.load import process
 from flatout.load.process import LoadPool, Outcome
 from flatout.load.samples import CUT, Samples
-from flatout.rig import RigConfig, RigHandle, Truth
+from flatout.rig import RigConfig, RigHandle, Truth, running
 from flatout.rig.truth import SENT
 from peer_env import TOOLS, Absent, book, offline
 
@@ -406,7 +405,7 @@ def main() -> None:
                 row = Row(load, pattern)
                 config = RigConfig(decode_tok_s=float(load.split("x")[1]), pattern=pattern, ttft_ms=20.0)
                 try:
-                    with lean(config, cores={args.rig_core}) as rig:
+                    with running(config, cores={args.rig_core}, lean=True) as rig:
                         for _ in range(args.rounds):
                             go(row, rig, program, args, folder)
                 except (RuntimeError, subprocess.SubprocessError) as error:

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from flatout.calibrate.sender import lean
-from flatout.rig import RigConfig, RigHandle
+from flatout.rig import RigConfig, RigHandle, running
 from flatout.rig.truth import SENT, Truth
 
 SOURCE = Path(__file__).with_name("floor.c")
@@ -95,7 +94,7 @@ def main() -> None:
     args = parser.parse_args()
     streams, rate = (float(part) for part in args.load.split("x"))
     config = RigConfig(decode_tok_s=rate, pattern=args.pattern)
-    with tempfile.TemporaryDirectory() as folder, lean(config, cores={args.rig_core}) as rig:
+    with tempfile.TemporaryDirectory() as folder, running(config, cores={args.rig_core}, lean=True) as rig:
         found = measure(compiled(Path(folder)), rig, int(streams), rate, args.seconds, args.core)
     print(f"{args.load} {args.pattern}: {found.cpu_us_per_event:.2f} µs an event at {found.events_s:,.0f} events/s")
 

@@ -21,12 +21,11 @@ from contextlib import ExitStack, contextmanager
 
 from flatout.calibrate import bench, compare
 from flatout.calibrate.scenes import Scene
-from flatout.calibrate.sender import lean
 from flatout.calibration import Pair, Point
 from flatout.load.process import LoadPool
 from flatout.measure.checks import in_window
 from flatout.measure.verdict import client_limits
-from flatout.rig import RigConfig, RigHandle
+from flatout.rig import RigConfig, RigHandle, running
 
 GAP_MS = 2.0
 """A longest gap that is off by more than this shows a stall that the server did not have."""
@@ -105,7 +104,11 @@ def main() -> None:
     print("| disturbance | read wrongly | merged events | self-check says | good |\n|---|---|---|---|---|")
     for name, disturb in cases.items():
         scene = Scene(name, "scale", streams, rate, lean=True, answers_s=1.0)
-        with lean(RigConfig(), cores={args.rig_core}) as rig, LoadPool(1, [args.core]) as pool, ExitStack() as stack:
+        with (
+            running(RigConfig(), cores={args.rig_core}, lean=True) as rig,
+            LoadPool(1, [args.core]) as pool,
+            ExitStack() as stack,
+        ):
             disturb(stack, rig, pool.pids[0])
             loaded = bench.load(scene, rig, pool, args.seconds)
         point = bench.point(scene, loaded)

@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from flatout import calibration as store
 from flatout.calibrate import bench, compare, conduct, scenes
 from flatout.calibrate.scenes import Scene
-from flatout.calibrate.sender import lean
 from flatout.calibration import Calibration, MachineKey, Pair, Point, beyond
 from flatout.load.process import LoadPool
 from flatout.load.samples import Samples, from_rows
@@ -166,7 +165,7 @@ def ask(url: str, method: str, path: str, body: object = None) -> tuple[int, byt
 
 
 def test_the_lean_sender_speaks_the_protocol() -> None:
-    with lean(RigConfig(decode_tok_s=500.0, ttft_ms=5.0), cores={0}) as rig:
+    with running(RigConfig(decode_tok_s=500.0, ttft_ms=5.0), cores={0}, lean=True) as rig:
         assert json.loads(ask(rig.url, "GET", "/v1/models")[1])["data"][0]["id"] == "rig-model"
         assert ask(rig.url, "GET", "/nothing")[0] == 404
         assert ask(rig.url, "POST", "/v1/chat/completions", {"max_tokens": 3})[0] == 400
@@ -189,7 +188,7 @@ def test_the_lean_sender_speaks_the_protocol() -> None:
 def test_the_lean_sender_keeps_its_schedule_through_joins_and_leaves(pattern: str) -> None:
     """Every request gets each of its tokens once and in order, and neighbours are a period apart, by its own log."""
     config = RigConfig(decode_tok_s=100.0, ttft_ms=5.0, pattern=pattern)  # type: ignore[arg-type]
-    with lean(config, cores={0}) as rig, LoadPool(1) as pool:
+    with running(config, cores={0}, lean=True) as rig, LoadPool(1) as pool:
         scene = Scene("8", "scale", 8, 100.0, lean=True, answers_s=0.3)
         pool.start(bench.job_for(scene, rig.url, "t"))
         pool.wait(10.0, until=lambda s: s.finished >= 16)
@@ -214,7 +213,7 @@ def test_a_point_agrees_with_the_log() -> None:
 
 
 def test_several_tokens_an_event_are_read_as_tokens() -> None:
-    with lean(RigConfig(), cores={0}) as rig, LoadPool(1) as pool:
+    with running(RigConfig(), cores={0}, lean=True) as rig, LoadPool(1) as pool:
         scene = Scene("8 tokens", "shape", 4, 200.0, tokens_per_event=8, lean=True, answers_s=1.0)
         found = bench.measure(scene, rig, pool, 1.0)
     assert found.total_tok_s.relative == pytest.approx(0.0, abs=0.05)
@@ -239,7 +238,7 @@ def frozen(pid: int, after_s: float, for_s: float) -> Iterator[None]:
 
 def test_a_client_that_does_not_read_is_told_from_a_rig_that_does_not_send() -> None:
     scene = Scene("8 × 100", "scale", 8, 100.0, lean=True, answers_s=30.0)
-    with lean(RigConfig(), cores={0}) as rig, LoadPool(1) as pool:
+    with running(RigConfig(), cores={0}, lean=True) as rig, LoadPool(1) as pool:
         for _ in range(2):  # once more where the whole machine stood still, and the rig with it
             with frozen(pool.pids[0], 1.0, 1.5):
                 slow_client = bench.measure(scene, rig, pool, 3.0)
@@ -372,6 +371,6 @@ def test_what_ended_the_search_is_said() -> None:
 
 
 def test_a_handle_of_the_lean_sender_is_a_rig_handle() -> None:
-    with lean(RigConfig()) as rig:
+    with running(RigConfig(), lean=True) as rig:
         assert isinstance(rig, RigHandle) and rig.alive()
     assert not rig.alive()

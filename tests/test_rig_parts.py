@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.rig.ask import Refusal, key_of, read_ask, slices
-from flatout.rig.cache import PrefixCache
 from flatout.rig.config import ConfigError, RigConfig, profile_from_seed
 from flatout.rig.http import BadRequest, RequestParser
-from flatout.rig.speed import Grid, Speed, between
-from flatout.rig.tokens import Prompt, Ring, count, hash_in_slices, pieces, pieces_in_slices, sentence, token_id
+from flatout.rig.prompt import PrefixCache, Prompt, hash_in_slices
+from flatout.rig.request import Refusal, key_of, read_ask, slices
+from flatout.rig.timing import Grid, Speed, between
+from flatout.rig.tokens import Ring, count, pieces, pieces_in_slices, sentence, token_id
 from flatout.rig.truth import LEFTOVER, SENT, Log, Record, Truth
 
 SEED = Path(__file__).parent / "fixtures" / "seed" / "speed-test.json"

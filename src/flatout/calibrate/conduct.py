@@ -14,11 +14,10 @@ from uuid import uuid4
 from flatout import __version__
 from flatout.calibrate.bench import SceneError, measure
 from flatout.calibrate.scenes import Scene, events_scene, known_speeds, streams_scene
-from flatout.calibrate.sender import senders
 from flatout.calibration import Calibration, Limit, Point, machine_key, save
 from flatout.load.process import LoadError, LoadPool
 from flatout.load.system import most_streams
-from flatout.rig import RigHandle
+from flatout.rig import RigConfig, RigHandle, running
 
 WINDOW_S: Final = 2.0
 QUICK_WINDOW_S: Final = 1.0
@@ -82,8 +81,12 @@ def calibrate(
     begun, begun_at = time.monotonic(), datetime.now().astimezone()
     rig, load = choose_cores(rig_cores, load_cores)
     load_average = [round(x, 2) for x in os.getloadavg()]
-    with senders(rig or None) as rigs, LoadPool(1, load or None) as pool:
-        go = _Go(listener, rigs, pool, quick=quick, begun=begun)
+    with (
+        running(RigConfig(dialect="vllm"), cores=rig) as full,
+        running(RigConfig(), cores=rig, lean=True) as lean,
+        LoadPool(1, load or None) as pool,
+    ):
+        go = _Go(listener, {False: full, True: lean}, pool, quick=quick, begun=begun)
         if rig and set(rig) & set(load):
             go.note("the rig and the reader share a core: what is read here understates this machine")
         if load_average[0] > 0.5 * (os.cpu_count() or 1):

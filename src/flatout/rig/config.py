@@ -7,7 +7,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
+
+import msgspec
 
 Dialect = Literal["sglang", "vllm", "llamacpp", "openai"]
 
@@ -114,9 +116,7 @@ class RigConfig:
     stop_after_tokens: int = 0  # finish "stop" there, though ignore_eos was asked
     error_after_tokens: int = 0  # an error object inside the 200 stream, then [DONE]
     truncate_after_tokens: int = 0  # the connection ends there ...
-    truncate_mode: Literal["close", "reset", "clean_end"] = (
-        "close"  # ... so; clean_end: a proper end of body, nothing said
-    )
+    truncate_mode: Literal["close", "reset", "clean_end"] = "close"  # ... so; clean_end: a proper end of body, silent
     hang_after_tokens: int = 0  # silent from there, socket open
     die_after_tokens: int = 0  # after so many tokens over all requests: closes all sockets, process exits with 1
     hang: Literal["", "no_answer", "no_event"] = ""  # never answers; or headers only
@@ -135,33 +135,12 @@ class RigConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port must be between 0 and 65535, not {self.port}")
-        for name in (
-            "decode_tok_s",
-            "time_scale",
-            "tokens_per_event",
-            "burst_events",
-            "split_sends",
-            "cache_after_sends",
-        ):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be above 0, not {getattr(self, name)}")
-        for name in ("capacity_tok_s", "prefill_tok_s", "max_running", "kv_tokens", "model_len", "cache_block_tokens"):
+        for name in _ABOVE_ZERO:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ConfigError(f"{name} must be above 0, not {value}")
-        hints = get_type_hints(RigConfig)
-        for name in (
-            "dialect",
-            "pattern",
-            "prefill_queue",
-            "usage",
-            "role_event",
-            "truncate_mode",
-            "hang",
-            "refuse_style",
-        ):
-            if getattr(self, name) not in get_args(hints[name]):
-                raise ConfigError(f"{name} must be one of {', '.join(map(repr, get_args(hints[name])))}")
+        for name in _TABLES:
+            object.__setattr__(self, name, tuple(sorted(getattr(self, name))))
         if self.spec_accept_length is not None and not 1 <= self.spec_accept_length <= 1 + self.spec_draft_tokens:
             raise ConfigError("spec_accept_length must lie between 1 and 1 + spec_draft_tokens")
 
@@ -182,10 +161,8 @@ class RigConfig:
 
     @property
     def engine_version(self) -> str:
-        return (
-            self.version
-            or {"sglang": "0.5.23", "vllm": "0.32.0", "llamacpp": "b0-unknown", "openai": "rig"}[self.dialect]
-        )
+        known = {"sglang": "0.5.23", "vllm": "0.32.0", "llamacpp": "b0-unknown", "openai": "rig"}
+        return self.version or known[self.dialect]
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RigConfig:
@@ -193,56 +170,41 @@ class RigConfig:
 
         Raises ConfigError for an unknown name or a value of the wrong kind.
         """
-        return cls(**coerce(values))
+        return cls(**_checked(values))
 
     def changed(self, values: Mapping[str, Any]) -> RigConfig:
         """A copy with some knobs changed, as `from_dict` reads them. Raises ConfigError."""
         fixed = {"host", "port", "certfile", "keyfile", "dialect"} & set(values)
         if fixed:
             raise ConfigError(f"cannot change while running: {', '.join(sorted(fixed))}")
-        return dataclasses.replace(self, **coerce(values))
+        return dataclasses.replace(self, **_checked(values))
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
 
-_TABLES = {"decode_table": 3, "prefill_table": 2, "warm_ttft_table": 3, "stalls": 2}
+_TABLES = "decode_table", "prefill_table", "warm_ttft_table", "stalls"
+_ABOVE_ZERO = (
+    "decode_tok_s", "time_scale", "tokens_per_event", "burst_events", "split_sends", "cache_after_sends",
+    "capacity_tok_s", "prefill_tok_s", "max_running", "kv_tokens", "model_len", "cache_block_tokens",
+)  # fmt: skip
+HINTS: dict[str, Any] = get_type_hints(RigConfig)
+"""The type of each knob."""
 
 
-def coerce(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Keyword arguments for RigConfig out of parsed JSON; raises ConfigError with the name of what is wrong."""
-    known = {field.name: field for field in dataclasses.fields(RigConfig)}
-    out: dict[str, Any] = {}
+def _checked(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keyword arguments for RigConfig out of parsed JSON. Raises ConfigError with the name of what is wrong."""
+    knobs: dict[str, Any] = {}
     for name, value in values.items():
-        if name not in known:
+        if name not in HINTS:
             raise ConfigError(f"the rig has no knob called {name!r}")
-        if name in _TABLES:
-            out[name] = _rows(name, value, _TABLES[name])
-        elif name == "refuse_fields":
-            out[name] = tuple(str(item) for item in value)
-        else:
-            out[name] = _scalar(name, value, known[name].default)
-    return out
-
-
-def _scalar(name: str, value: Any, default: Any) -> Any:
-    if value is None or isinstance(default, str | None):
-        return value
-    wanted: tuple[type, ...] = (bool,) if isinstance(default, bool) else (int, float)
-    if not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted):
-        raise ConfigError(f"{name} must be a {'yes or no' if bool in wanted else 'number'}, not {value!r}")
-    return value
-
-
-def _rows(name: str, value: Any, width: int) -> tuple[tuple[float, ...], ...]:
-    if isinstance(value, Mapping):
-        if name != "decode_table":
-            raise ConfigError(f"{name} must be a list of rows")
-        value = [(0.0, float(at), float(rate)) for at, rate in value.items()]
-    rows = tuple(tuple(float(cell) for cell in row) for row in value)
-    if any(len(row) != width for row in rows):
-        raise ConfigError(f"each row of {name} must have {width} numbers")
-    return tuple(sorted(rows))
+        try:
+            if name == "decode_table" and isinstance(value, Mapping):
+                value = [(0.0, float(streams), rate) for streams, rate in value.items()]
+            knobs[name] = msgspec.convert(value, HINTS[name])
+        except (msgspec.ValidationError, ValueError) as error:
+            raise ConfigError(f"{name} cannot be {value!r}: {error}") from None
+    return knobs
 
 
 def profile_from_seed(path: Path | str, *, rates: Literal["per_request", "total"] = "per_request") -> dict[str, Any]:
@@ -277,9 +239,9 @@ def profile_from_seed(path: Path | str, *, rates: Literal["per_request", "total"
     return {
         "model": page.get("served_model") or page.get("model") or "rig-model",
         "version": page.get("engine", {}).get("version"),
-        "prefill_table": _rows("prefill_table", prefill, 2),
-        "decode_table": _rows("decode_table", decode, 3),
-        "warm_ttft_table": _rows("warm_ttft_table", warm, 3),
+        "prefill_table": prefill,
+        "decode_table": decode,
+        "warm_ttft_table": warm,
         "kv_tokens": room,
         "model_len": longest,
         "max_running": run.get("max_running_requests"),

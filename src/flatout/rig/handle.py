@@ -92,9 +92,10 @@ class RigHandle:
                 pipe.close()
 
 
-def start(config: RigConfig, *, cores: Collection[int] | None = None) -> RigHandle:
-    """Start a rig process, pinned to `cores` if given, and wait until its port is open. Raises RigError."""
-    command = [sys.executable, "-m", "flatout.rig"]
+def start(config: RigConfig, *, cores: Collection[int] | None = None, lean: bool = False) -> RigHandle:
+    """Start a rig process (`lean`: the lean sender), pinned to `cores` if given, and wait until its port is open.
+    Raises RigError."""
+    command = [sys.executable, "-m", "flatout.rig", *(["--lean"] if lean else [])]
     if cores:
         command += ["--cores", ",".join(str(core) for core in sorted(cores))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -105,8 +106,8 @@ def start(config: RigConfig, *, cores: Collection[int] | None = None) -> RigHand
     line = _first_line(process, time.monotonic() + _START_S)
     if not line.startswith(b"{"):
         process.kill()
-        said = process.stderr.read().decode(errors="replace").strip()
-        raise RigError(f"the rig did not start: {said or 'no word within 20 s'}")
+        words = process.stderr.read().decode(errors="replace").strip()
+        raise RigError(f"the rig did not start: {words or f'no word within {_START_S:g} s'}")
     return RigHandle(process, json.loads(line)["url"])
 
 
@@ -125,9 +126,9 @@ def _first_line(process: subprocess.Popen[bytes], deadline_s: float) -> bytes:
 
 
 @contextlib.contextmanager
-def running(config: RigConfig, *, cores: Collection[int] | None = None) -> Iterator[RigHandle]:
+def running(config: RigConfig, *, cores: Collection[int] | None = None, lean: bool = False) -> Iterator[RigHandle]:
     """A rig for the length of a with block. Raises RigError if it does not start."""
-    handle = start(config, cores=cores)
+    handle = start(config, cores=cores, lean=lean)
     try:
         yield handle
     finally:

@@ -8,6 +8,8 @@ from urllib.parse import urlsplit
 
 import httptools
 
+Headers = list[tuple[str, str]]
+
 MAX_BODY_BYTES = 256 * 2**20
 
 REASONS = {
@@ -32,6 +34,16 @@ class Request:
         """The bearer token, or ''."""
         scheme, _, value = self.headers.get("authorization", "").partition(" ")
         return value.strip() if scheme.lower() == "bearer" else ""
+
+
+@dataclass(slots=True)
+class Reply:
+    """A whole answer. `kind` is its content type; None takes the server's own for JSON, "" leaves it out."""
+
+    status: int
+    body: bytes = b""
+    kind: str | None = None
+    headers: Headers = field(default_factory=list)
 
 
 class BadRequest(ValueError):
@@ -97,18 +109,18 @@ class RequestParser:
         self._body = []
 
 
-def response(status: int, body: bytes, headers: list[tuple[str, str]], *, keep_alive: bool) -> bytes:
+def response(status: int, body: bytes, headers: Headers, *, keep_alive: bool) -> bytes:
     """A whole response with its length."""
-    lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}", *(f"{name}: {value}" for name, value in headers)]
-    lines.append(f"Content-Length: {len(body)}")
-    if not keep_alive:
-        lines.append("Connection: close")
-    return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
+    return _head(status, [*headers, ("Content-Length", str(len(body)))], keep_alive=keep_alive) + body
 
 
-def stream_head(headers: list[tuple[str, str]], *, keep_alive: bool) -> bytes:
+def stream_head(headers: Headers, *, keep_alive: bool) -> bytes:
     """The head of a chunked event stream."""
-    lines = ["HTTP/1.1 200 OK", *(f"{name}: {value}" for name, value in headers), "Transfer-Encoding: chunked"]
+    return _head(200, [*headers, ("Transfer-Encoding", "chunked")], keep_alive=keep_alive)
+
+
+def _head(status: int, headers: Headers, *, keep_alive: bool) -> bytes:
+    lines = [f"HTTP/1.1 {status} {REASONS.get(status, 'Unknown')}", *(f"{name}: {value}" for name, value in headers)]
     if not keep_alive:
         lines.append("Connection: close")
     return "\r\n".join(lines).encode() + b"\r\n\r\n"

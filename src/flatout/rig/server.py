@@ -1,94 +1,76 @@
-"""The rig's process: one thread, one loop, absolute times."""
+"""The rig's server: checks in the order of real servers, then generation, an engine's endpoint, or the rig's own."""
 
 from __future__ import annotations
 
-import gc
 import json
-import logging
 import resource
 import signal
-import socket
-import ssl
 import threading
 import time
+import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from heapq import heappop, heappush
-from types import FrameType
+from typing import Any, Literal
 
-from flatout.rig.ask import Ask, key_of, slices
+from flatout.rig.answer import StreamAnswer, Text, WholeAnswer
 from flatout.rig.config import RigConfig
-from flatout.rig.conn import Closed, Conn
 from flatout.rig.dialect import Dialect
-from flatout.rig.dialect_llamacpp import Llamacpp
-from flatout.rig.dialect_openai import OpenAI
-from flatout.rig.dialect_sglang import Sglang
-from flatout.rig.dialect_vllm import Vllm
-from flatout.rig.engine import Died, Engine
-from flatout.rig.http import BadRequest, response
-from flatout.rig.job import Job
-from flatout.rig.loop import Poller
-from flatout.rig.requests import Requests
-from flatout.rig.tokens import Prompt, Ring, granule_for, hash_in_slices
-from flatout.rig.truth import Log, Record
+from flatout.rig.engine import Died, Engine, Job
+from flatout.rig.http import Headers, Reply, Request, stream_head
+from flatout.rig.llamacpp import Llamacpp
+from flatout.rig.openai import OpenAI
+from flatout.rig.prompt import Prompt, granule_for, hash_in_slices
+from flatout.rig.request import Ask, Refusal, key_of, read_ask, slices
+from flatout.rig.sglang import Sglang
+from flatout.rig.sockets import Conn, SocketServer
+from flatout.rig.tokens import Ring
+from flatout.rig.truth import Record
+from flatout.rig.vllm import Vllm
 
 DIALECTS: dict[str, type[Dialect]] = {"sglang": Sglang, "vllm": Vllm, "llamacpp": Llamacpp, "openai": OpenAI}
+_GENERATE: dict[str, Literal["chat", "completions"]] = {
+    "/v1/chat/completions": "chat",
+    "/v1/completions": "completions",
+}
+_HTML = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
 _EVENTS_A_TURN = 32  # then the sockets are looked at
-_LONGEST_WAIT_S = 0.5
-_SWEEP_EVERY = 2000
 _KEPT_PROMPT_TOKENS = 32_000_000
-_log = logging.getLogger(__name__)
 
 Work = tuple[Iterator[Prompt | None], Callable[[Prompt], None]]
 
 
-class RigServer:
-    """Everything the process holds. `run` blocks until `stop` or the die_after_tokens fault."""
+class RigServer(SocketServer):
+    """Everything the process holds."""
 
     def __init__(self, config: RigConfig) -> None:
-        self.config = config
-        self.log = Log()
+        super().__init__(config)
         self.engine = Engine(config, self.log, self.now)
         self.started_ns = self.now()
         self.started_s = int(time.time())
         self.dialect = DIALECTS[config.dialect](self, self.started_s)
         self.ring = Ring.of_sentences(config.seed)
         self.text_ring = Ring.of_phrase(config.loop_text) if config.loop_text else self.ring
-        self.requests = Requests(self)
-        self._poller = Poller()
-        self._conns: dict[int, Conn] = {}
         self._timers: list[tuple[int, int, Callable[[], None]]] = []
         self._order = 0
         self._work: deque[Work] = deque()
+        self._turns = 0
         self._prompts: OrderedDict[tuple[int, ...], Prompt] = OrderedDict()
         self._prompt_tokens = 0
         self._gauges = (0, 0)
         self._gauges_ns = 0
-        self.first_request_ns: int | None = None
-        self._stopping = False
-        self._turns = 0
-        self._swept = 0  # requests at the last garbage collection; done only when idle
-        self._tls: ssl.SSLContext | None = None
-        if config.certfile:
-            self._tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-            self._tls.load_cert_chain(config.certfile, config.keyfile)
-        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-        self._listener = socket.create_server((config.host, config.port), family=family, backlog=4096)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
-        self._wake, self._waker = socket.socketpair()
-        self._waker.setblocking(False)
+        self._first_request_ns: int | None = None
+        self._generations = 0  # requests for one, rejected ones too
+        self._recent: deque[int] = deque()
 
-    # -- what others use -------------------------------------------------------------------------------------------
-    @staticmethod
-    def now() -> int:
-        return time.monotonic_ns()
+    def json_headers(self) -> Headers:
+        return self.dialect.json_headers
 
-    @property
-    def url(self) -> str:
-        host = f"[{self.config.host}]" if ":" in self.config.host else self.config.host
-        return f"{'https' if self._tls else 'http'}://{host}:{self.port}"
+    def stream_headers(self) -> Headers:
+        return self.dialect.stream_headers
 
+    # -- what dialects and answers use -----------------------------------------------------------------------------
     def at(self, due_ns: int, call: Callable[[], None]) -> None:
         self._order += 1
         heappush(self._timers, (due_ns, self._order, call))
@@ -112,38 +94,181 @@ class RigServer:
         job.leftover = sink is None
         self.engine.submit(job)
 
-    def configure(self, config: RigConfig) -> None:
-        """A changed config, live. Requests that run keep the shape they began with."""
-        if config.loop_text != self.config.loop_text:
+    # -- the rig's own calls ---------------------------------------------------------------------------------------
+    def control(self, changes: dict[str, Any]) -> None:
+        """Knobs to change (requests that run keep the shape they began with), and two acts: `stall_now_s`, and `plant`
+        {requests, tokens, context}."""
+        stall_s, plant = changes.pop("stall_now_s", None), changes.pop("plant", None)
+        before = self.config
+        super().control(changes)
+        config = self.config
+        if config.loop_text != before.loop_text:
             self.text_ring = Ring.of_phrase(config.loop_text) if config.loop_text else self.ring
-        if config.block_tokens != self.config.block_tokens:
+        if config.block_tokens != before.block_tokens:
             self._prompts.clear()
             self._prompt_tokens = 0
-        self.config = config
         self.dialect = DIALECTS[config.dialect](self, self.started_s)
         self.engine.configure(config)
+        if stall_s is not None:
+            self.engine.clock.plan(self.now(), int(float(stall_s) * 1e9))
+        if plant is not None:
+            for i in range(int(plant.get("requests", 1))):
+                prompt = Prompt(int(plant.get("context", 1)), granule=16, key=hash(("planted", self.now(), i)))
+                self.ghost(prompt, int(plant.get("tokens", 1000)), 0, f"planted-{i}")
 
     def reset(self) -> None:
-        """An empty log, and the reject and stall counts from the start; the cache and what runs stay.
-
-        Running requests go on in the new log under new numbers.
-        """
-        self.log, self._swept = Log(), 0
+        """An empty log, and the reject and stall counts from the start; the cache and what runs stay."""
+        super().reset()
         self.engine.renew_log(self.log)
-        for conn in self._conns.values():
-            conn.renew_log(self.log)
-        self.first_request_ns = None
-        self.requests.renew()
+        self._first_request_ns = None
+        self._generations = 0
+        self._recent.clear()
 
-    def plan_stalls(self, arrival_ns: int) -> None:
+    # -- the loop --------------------------------------------------------------------------------------------------
+    def work(self) -> bool:
+        """Raises Died where the config asks for that."""
+        more = self.engine.run_due(_EVENTS_A_TURN)
+        while self._timers and self._timers[0][0] <= self.now():
+            heappop(self._timers)[2]()
+        self._turns += 1
+        if self._work and (not more or self._turns % 16 == 0):
+            self._slice()
+        return more or bool(self._work)
+
+    def next_due_ns(self) -> int | None:
+        due_ns = self.engine.next_due_ns()
+        if self._timers and (due_ns is None or self._timers[0][0] < due_ns):
+            return self._timers[0][0]
+        return due_ns
+
+    # -- requests --------------------------------------------------------------------------------------------------
+    def handle(self, conn: Conn, request: Request, arrival_ns: int) -> None:
+        """Answer, at once or later."""
+        config = self.config
+        reply = partial(self.reply, conn, keep=request.keep_alive)
+        try:
+            if request.path.startswith("/rig/"):
+                reply(self.own(request))
+            elif self.dialect.needs_key(request.path) and request.key != config.api_key:
+                reply(self.dialect.error("auth"))
+            elif config.loading_s and (arrival_ns - self.started_ns) / 1e9 < config.loading_s:
+                reply(self.dialect.error("loading"))
+            elif request.path in _GENERATE and request.method == "POST":
+                self._generate(conn, request, arrival_ns)
+            elif not self.dialect.answer(request, reply):
+                reply(self.dialect.error("not_found"))
+        except Refusal as refusal:
+            reply(self._refused(refusal, arrival_ns if request.path in _GENERATE else None))
+        except (TypeError, ValueError, AttributeError, LookupError) as error:
+            # JSON of a shape that nothing above expected: the server must outlive it.
+            reply(self.dialect.error("strange", why=f"{type(error).__name__}: {error}"))
+
+    def _note(self, arrival_ns: int, reason: str) -> None:
+        """A request that got no generation still stands in the log."""
+        self.log.open(Record(rid="", arrival_ns=arrival_ns, end_ns=self.now(), reason=reason))
+
+    def _refused(self, refusal: Refusal, arrival_ns: int | None) -> Reply:
+        config = self.config
+        if arrival_ns is not None:
+            self._note(arrival_ns, f"refused: {refusal.kind}")
+        if refusal.kind == "fields" and config.refuse_style == "transformers":
+            names = ", ".join(f"'{name}'" for name in refusal.facts["fields"])
+            return Reply(422, json.dumps({"detail": f"Unexpected fields in the request: {{{names}}}"}).encode())
+        reply = self.dialect.error(refusal.kind, **refusal.facts)
+        if refusal.kind == "rate":
+            reply.headers.append(("Retry-After", f"{config.retry_after_s:g}"))
+        return reply
+
+    def _generate(self, conn: Conn, request: Request, arrival_ns: int) -> None:
+        config = self.config
+        self._limit_rate(arrival_ns)
+        if config.html or config.hang:
+            self._note(arrival_ns, "fault")
+        if config.html:
+            self.reply(conn, Reply(200, _HTML, "text/html"), keep=request.keep_alive)
+            return
+        if config.hang:
+            if config.hang == "no_event":
+                conn.send(stream_head(self.stream_headers(), keep_alive=request.keep_alive))
+            return
+        ask = read_ask(_GENERATE[request.path], request.body, config)
+        refusal = self.dialect.refuses(ask)
+        if refusal is not None:
+            raise refusal
+        self._plan_stalls(arrival_ns)
+
+        def begin(prompt: Prompt) -> None:
+            if conn.dead:
+                return
+            try:
+                self._begin(conn, ask, prompt, arrival_ns, request.keep_alive)
+            except Refusal as refusal:
+                self.reply(conn, self._refused(refusal, arrival_ns), keep=request.keep_alive)
+
+        self._with_prompts(ask, begin)
+
+    def _limit_rate(self, arrival_ns: int) -> None:
+        config = self.config
+        self._generations += 1
+        if self._generations <= config.reject_first:
+            raise Refusal("rate")
+        if config.rate_limit_per_s is not None:
+            while self._recent and arrival_ns - self._recent[0] > 1_000_000_000:
+                self._recent.popleft()
+            if len(self._recent) >= config.rate_limit_per_s:
+                raise Refusal("rate")
+            self._recent.append(arrival_ns)
+
+    def _lengths(self, ask: Ask, prompt: Prompt) -> tuple[int, int, str]:
+        """Output asked for, output made, how it ends. Raises Refusal for what does not fit."""
+        config = self.config
+        limit, asked = config.model_len, ask.max_tokens or config.default_max_tokens
+        target, finish = asked, "length"
+        if limit is not None and not config.truncate_silently:
+            facts = {"limit": limit, "prompt": prompt.tokens, "output": asked}
+            if prompt.tokens >= limit:
+                raise Refusal("prompt_too_long", **facts)
+            if prompt.tokens + asked > limit:
+                if not self.dialect.ends_early() and ask.max_tokens is not None:
+                    raise Refusal("total_too_long", **facts)
+                target = limit - prompt.tokens
+        if not self.engine.fits_at_all(prompt.tokens, asked if not self.dialect.ends_early() else target):
+            raise Refusal("no_room", limit=config.kv_tokens, prompt=prompt.tokens, output=asked)
+        if config.stop_after_tokens and config.stop_after_tokens < target:
+            target, finish = config.stop_after_tokens, "stop"
+        return (asked if not self.dialect.ends_early() else min(asked, target)), target, finish
+
+    def _begin(self, conn: Conn, ask: Ask, prompt: Prompt, arrival_ns: int, keep: bool) -> None:
+        config = self.config
+        if config.truncate_silently and config.model_len is not None and prompt.tokens > config.model_len:
+            prompt = Prompt(
+                config.model_len, prompt.granule, prompt.hashes[: -(-config.model_len // prompt.granule)], prompt.key
+            )
+        asked, target, finish = self._lengths(ask, prompt)
+        record = Record(rid=ask.rid or uuid.uuid4().hex, arrival_ns=arrival_ns)
+        record.prompt_tokens, record.max_tokens = prompt.tokens, asked
+        number = self.log.open(record)
+        job = Job(number, record, prompt, asked, target, finish, ask.choices, ask.stream)
+        shape = self.dialect.shape(ask, config, job, self.started_s + (arrival_ns - self.started_ns) // 10**9)
+        text = Text(self.text_ring, number, job.choices, config.utf8_every)
+        answer: StreamAnswer | WholeAnswer
+        if ask.stream:
+            answer = StreamAnswer(self, conn, shape, text, config, keep=keep)
+        else:
+            answer = WholeAnswer(self, conn, shape, text, keep=keep)
+        job.sink = conn.busy = answer
+        answer.start()
+        self.engine.submit(job)
+
+    def _plan_stalls(self, arrival_ns: int) -> None:
         """The config's stalls count from the first generation request."""
-        if self.first_request_ns is None:
-            self.first_request_ns = arrival_ns
+        if self._first_request_ns is None:
+            self._first_request_ns = arrival_ns
             for at_s, for_s in self.config.stalls:
                 scale = self.config.time_scale * 1e9
                 self.engine.clock.plan(arrival_ns + int(at_s * scale), int(for_s * scale))
 
-    def with_prompts(self, ask: Ask, call: Callable[[Prompt], None]) -> None:
+    def _with_prompts(self, ask: Ask, call: Callable[[Prompt], None]) -> None:
         """Count and hash the ask's prompts (in slices between events, if they are new), then call."""
         parts = [part for prompt in ask.prompts for part in prompt]
         key = (*key_of(parts), int(ask.token_ids))
@@ -179,146 +304,6 @@ class RigServer:
         call(prompt)
         return False
 
-    # -- the loop --------------------------------------------------------------------------------------------------
-    def run(self) -> None:
-        """Raises Died where the config asks for that."""
-        self._poller.watch(self._listener.fileno(), write=False, known=False)
-        self._poller.watch(self._wake.fileno(), write=False, known=False)
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        try:
-            while not self._stopping:
-                self._turn()
-        finally:
-            gc.unfreeze()
-            gc.enable()
-            for conn in list(self._conns.values()):
-                conn.close()
-            self._listener.close()
-            self._poller.close()
-            self._wake.close()
-            self._waker.close()
-
-    def _turn(self) -> None:
-        more = self.engine.run_due(_EVENTS_A_TURN)
-        while self._timers and self._timers[0][0] <= self.now():
-            heappop(self._timers)[2]()
-        self._turns += 1
-        if self._work and (not more or self._turns % 16 == 0):
-            self._slice()
-        due_ns = self.engine.next_due_ns()
-        if self._timers and (due_ns is None or self._timers[0][0] < due_ns):
-            due_ns = self._timers[0][0]
-        wait_s = 0.0 if more or self._work else _LONGEST_WAIT_S
-        ready = self._poller.poll(due_ns, wait_s)
-        if not ready and due_ns is None and not self._work and len(self.log.records) - self._swept > _SWEEP_EVERY:
-            self._swept = len(self.log.records)  # half a second of nothing: nobody is kept waiting
-            gc.collect()
-        for fd, readable, writable in ready:
-            if fd == self._listener.fileno():
-                self._accept()
-            elif fd == self._wake.fileno():
-                self._wake.recv(64)
-            elif fd in self._conns:
-                self._ready(self._conns[fd], readable, writable)
-
-    def stop(self) -> None:
-        """From a signal handler or another thread."""
-        self._stopping = True
-        self._waker.send(b"x")
-
-    # -- connections -----------------------------------------------------------------------------------------------
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:
-                _log.warning("cannot accept: %s", error)
-                return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if self._tls is not None:
-                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-            conn = Conn(sock, self.log, self.rewatch)
-            self._conns[conn.fd] = conn
-            self._poller.watch(conn.fd, write=False, known=False)
-
-    def _ready(self, conn: Conn, readable: bool, writable: bool) -> None:
-        try:
-            if writable and conn.out and conn.flush(self.now()) and conn.close_when_sent:
-                self._close(conn)
-                return
-            if readable and conn.handshake():
-                self._read(conn)
-        except Closed:
-            self._lost(conn)
-            return
-        self.rewatch(conn)
-
-    def _read(self, conn: Conn) -> None:
-        while (data := conn.read()) is not None:
-            now_ns = self.now() if conn.stamp_ns is None else conn.stamp_ns
-            try:
-                done = conn.parser.feed(data)
-            except BadRequest as error:
-                body = json.dumps({"error": f"no HTTP request: {error}"}).encode()
-                conn.send(response(400, body, [("Content-Type", "application/json")], keep_alive=False))
-                self._hang_up_after(conn)
-                return
-            if conn.parser.wants_continue:
-                conn.parser.wants_continue = False
-                if not done:
-                    conn.send(b"HTTP/1.1 100 Continue\r\n\r\n")
-            conn.requests.extend((request, now_ns) for request in done)
-            self._next(conn)
-            if conn.dead or conn.fd not in self._conns:
-                return
-
-    def _next(self, conn: Conn) -> None:
-        while conn.requests and not conn.replying and not conn.dead:
-            request, arrival_ns = conn.requests.popleft()
-            conn.replying = True
-            self.requests.handle(conn, request, arrival_ns)
-
-    def answered(self, conn: Conn, *, keep: bool, reset: bool = False) -> None:
-        """The answer's last byte was given to the connection."""
-        conn.busy, conn.replying = None, False
-        if reset:
-            self._close(conn, reset=True)
-        elif not keep:
-            self._hang_up_after(conn)
-        else:
-            self.rewatch(conn)
-            self._next(conn)
-
-    def _hang_up_after(self, conn: Conn) -> None:
-        if conn.out:
-            conn.close_when_sent = True
-            self.rewatch(conn)
-        else:
-            self._close(conn)
-
-    def rewatch(self, conn: Conn) -> None:
-        """Ask the poller for room to write, or no longer."""
-        if not conn.dead and conn.fd in self._conns and conn.wants_write != conn.watches_write:
-            conn.watches_write = conn.wants_write
-            self._poller.watch(conn.fd, write=conn.wants_write, known=True)
-
-    def _lost(self, conn: Conn) -> None:
-        """The client closed."""
-        busy, conn.busy = conn.busy, None
-        self._close(conn)
-        if busy is not None:
-            self.engine.hang_up(busy.job)
-
-    def _close(self, conn: Conn, *, reset: bool = False) -> None:
-        if self._conns.pop(conn.fd, None) is not None:
-            self._poller.forget(conn.fd)
-        conn.close(reset=reset)
-
 
 class _Probe:
     """Ends in a call."""
@@ -333,29 +318,18 @@ class _Probe:
         self._answer()
 
 
-def raise_file_limit() -> None:
-    """As many open sockets as the system allows this process."""
+def serve(server: SocketServer, ready: Callable[[SocketServer], None]) -> None:
+    """Serve until SIGINT or SIGTERM, with as many open sockets as the system allows. `ready` is called first.
+
+    Raises SystemExit(1) when the config says that the server dies.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def serve(config: RigConfig, ready: Callable[[RigServer], None] | None = None) -> None:
-    """Serve until SIGINT or SIGTERM. `ready` is called once the port is open, with the server (its `url`, `port`).
-
-    Raises OSError if the address cannot be bound, SystemExit(1) when the config says that the server dies.
-    """
-    raise_file_limit()
-    server = RigServer(config)
     if threading.current_thread() is threading.main_thread():
-
-        def handler(number: int, frame: FrameType | None) -> None:
-            server.stop()
-
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, handler)
-    if ready is not None:
-        ready(server)
+            signal.signal(number, lambda *_: server.stop())
+    ready(server)
     try:
         server.run()
     except Died:

@@ -10,13 +10,11 @@ import json
 import random
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from itertools import accumulate
 
 _PIECE = re.compile(r" ?[^\W\d_]{1,6}|\d{1,3}| ?[^\w\s]{1,3}|_{1,4}|\s{1,8}|.", re.DOTALL)
 _SLICE_CHARS = 4_096  # 0.1 to 0.2 ms of work
-_GRANULE = 16
 _LONGEST_TEXT = 4096  # tokens in one event
 FIRST_WORD_ID = 256
 WORD_IDS = 131_072
@@ -49,47 +47,6 @@ def pieces_in_slices(text: str) -> Iterator[list[str]]:
             end -= len(found.pop())
         at = end
         yield found
-
-
-@dataclass(slots=True)
-class Prompt:
-    """A prompt as the server keeps it: its length and the chained hashes of its blocks."""
-
-    tokens: int
-    granule: int  # tokens a block hash covers
-    hashes: list[int] = field(default_factory=list)  # one for each full granule, then one for the rest if there is one
-    key: int = 0  # the same for equal prompts
-    ids: list[int] | None = None  # kept only where a request asked for them
-
-
-def granule_for(block_tokens: int) -> int:
-    """Tokens in one hash: the cache's block where it is at least 16, else 16 (the rest of a prompt has its own)."""
-    return block_tokens if block_tokens >= _GRANULE else _GRANULE
-
-
-def hash_in_slices(
-    parts: Iterable[Sequence[str] | Sequence[int]], granule: int, *, keep_ids: bool = False
-) -> Iterator[Prompt | None]:
-    """Yields None after each slice of work and the Prompt at the end."""
-    prompt = Prompt(tokens=0, granule=granule, ids=[] if keep_ids else None)
-    chain = 0
-    rest: list[str | int] = []
-    for part in parts:
-        prompt.tokens += len(part)
-        if prompt.ids is not None:
-            prompt.ids.extend(token_id(item) if isinstance(item, str) else item for item in part)
-        rest.extend(part)
-        full = len(rest) - len(rest) % granule
-        for at in range(0, full, granule):
-            chain = hash((chain, *rest[at : at + granule]))
-            prompt.hashes.append(chain)
-        del rest[:full]
-        yield None
-    if rest:
-        chain = hash((chain, *rest))
-        prompt.hashes.append(chain)
-    prompt.key = hash((chain, prompt.tokens))
-    yield prompt
 
 
 _NOUNS, _VERBS, _ADJECTIVES, _JOINS, _PLACES = (

@@ -3,37 +3,26 @@
 It takes the rig's knobs `decode_tok_s`, `tokens_per_event`, `pattern`, `ttft_ms`, `model`, `host` and `port`, ignores
 the others, writes the rig's log and answers the rig's own paths, so `RigHandle` works it. Every stream's n-th event has
 the same bytes, made once: an event costs little more than its `send`.
-
-`python -m flatout.calibrate.hose [--cores 0,1] < config.json` prints one line ({"url": …}) once it serves.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
-import os
 import re
-import resource
-import signal
-import socket
-import sys
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Callable
 from typing import Final
 
-from flatout.rig.config import ConfigError, RigConfig
-from flatout.rig.conn import Closed, Conn
-from flatout.rig.http import LAST_CHUNK, BadRequest, Request, chunk, response, stream_head
-from flatout.rig.loop import Poller
+from flatout.rig.config import RigConfig
+from flatout.rig.engine import GOLDEN
+from flatout.rig.http import LAST_CHUNK, Headers, Reply, Request, chunk, response, stream_head
+from flatout.rig.sockets import Conn, SocketServer
 from flatout.rig.tokens import Ring
-from flatout.rig.truth import SENT, Log, Record
+from flatout.rig.truth import SENT, Record
 
-_GOLDEN: Final = 0.618_033_988_749_895
 _EVENTS_A_TURN: Final = 64  # then the sockets are looked at
-_LONGEST_WAIT_S: Final = 0.2
 _JSON: Final = [("server", "uvicorn"), ("content-type", "application/json")]
 _EVENTS: Final = [("server", "uvicorn"), ("content-type", "text/event-stream; charset=utf-8")]
 _WORD: Final = re.compile(r"\S+")
@@ -42,10 +31,13 @@ _WORD: Final = re.compile(r"\S+")
 class _Job:
     """One request being answered. Ordered by its place in the step, so that a sorted list is the step's order."""
 
-    __slots__ = ("conn", "done", "keep", "number", "phase", "prompt", "ready_ns", "record", "slot", "stream", "target")
+    __slots__ = (
+        "conn", "done", "keep", "number", "phase", "prompt", "ready_ns", "record", "server", "slot", "stream", "target",
+    )  # fmt: skip
 
-    def __init__(self, conn: Conn, record: Record, number: int, *, keep: bool, stream: bool) -> None:
-        self.conn, self.record, self.number, self.keep, self.stream = conn, record, number, keep, stream
+    def __init__(self, server: LeanServer, conn: Conn, record: Record, *, keep: bool, stream: bool) -> None:
+        self.server, self.conn, self.record, self.keep, self.stream = server, conn, record, keep, stream
+        self.number = server.log.open(record)
         self.prompt, self.target = record.prompt_tokens, record.max_tokens
         self.done = 0
         self.slot = 0
@@ -55,16 +47,16 @@ class _Job:
     def __lt__(self, other: _Job) -> bool:
         return (self.phase, self.slot) < (other.phase, other.slot)
 
+    def hang_up(self) -> None:
+        self.server.end(self, "client_closed")
 
-class Hose:
-    """The process's state. `run` blocks until SIGTERM or SIGINT."""
+
+class LeanServer(SocketServer):
+    """The process's state. `_prefill`: requests that wait for their first token; `_order`: streams, in the order of the
+    step, of which `_at` is the next."""
 
     def __init__(self, config: RigConfig) -> None:
-        self.config = config
-        self.log = Log()
-        self._poller = Poller()
-        self._conns: dict[int, Conn] = {}
-        self._jobs: dict[int, _Job] = {}  # by descriptor
+        super().__init__(config)
         self._order: list[_Job] = []
         self._slots: set[int] = set()
         self._prefill: deque[_Job] = deque()
@@ -72,76 +64,31 @@ class Hose:
         self._step_ns = 0
         self._ring = Ring.of_sentences(config.seed)
         self._rendered: dict[tuple[int, int], bytes] = {}
-        self._stopping = False
-        self._listener = socket.create_server((config.host, config.port), backlog=4096)
-        self._listener.setblocking(False)
-        self.url = f"http://{config.host}:{self._listener.getsockname()[1]}"
+
+    def json_headers(self) -> Headers:
+        return _JSON
 
     # -- requests --------------------------------------------------------------------------------------------------
-    def _accept(self) -> None:
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except OSError:
-                return
-            sock.setblocking(False)
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            conn = Conn(sock, self.log, lambda c: self._poller.watch(c.fd, write=c.wants_write, known=True))
-            self._conns[conn.fd] = conn
-            self._poller.watch(conn.fd, write=False, known=False)
-
-    def _read(self, conn: Conn) -> None:
-        try:
-            data = conn.read()
-            if data is None:
-                return
-            arrival_ns = conn.stamp_ns or time.monotonic_ns()
-            for request in conn.parser.feed(data):
-                self._handle(conn, request, arrival_ns)
-        except (Closed, BadRequest):
-            self._close(conn)
-
-    def _close(self, conn: Conn) -> None:
-        job = self._jobs.pop(conn.fd, None)
-        if job is not None:
-            self._end(job, "client_closed")
-        self._poller.forget(conn.fd)
-        del self._conns[conn.fd]
-        conn.close()
-
-    def _handle(self, conn: Conn, request: Request, arrival_ns: int) -> None:
+    def handle(self, conn: Conn, request: Request, arrival_ns: int) -> None:
         if request.path in ("/v1/chat/completions", "/v1/completions") and request.method == "POST":
             try:
                 self._submit(conn, json.loads(request.body), request, arrival_ns)
-                return
             except (ValueError, TypeError, AttributeError, LookupError) as error:
-                status, body = 400, json.dumps({"error": {"message": f"cannot read this request: {error}"}}).encode()
-        else:
-            status, body = self._own(request)
-        conn.send(response(status, body, _JSON, keep_alive=request.keep_alive))
-
-    def _own(self, request: Request) -> tuple[int, bytes]:
-        if request.path == "/v1/models":
+                body = json.dumps({"error": {"message": f"cannot read this request: {error}"}}).encode()
+                self.reply(conn, Reply(400, body), keep=request.keep_alive)
+            return
+        if request.path.startswith("/rig/"):
+            reply = self.own(request)
+        elif request.path == "/v1/models":
             entry = {"id": self.config.model, "object": "model", "created": 0, "owned_by": "flatout"}
-            return 200, json.dumps({"object": "list", "data": [entry]}).encode()
-        if request.path == "/rig/log":
-            return 200, self.log.to_npz(self.config.to_json(), time.monotonic_ns())
-        if request.path == "/rig/reset":
-            self._renew_log()
-            return 200, b"{}"
-        if request.path == "/rig/control":
-            try:
-                self.config = self.config.changed(json.loads(request.body))
-            except (ConfigError, ValueError) as error:
-                return 400, str(error).encode()
-            return 200, self.config.to_json().encode()
-        return 404, b'{"detail":"Not Found"}'
+            reply = Reply(200, json.dumps({"object": "list", "data": [entry]}).encode())
+        else:
+            reply = Reply(404, b'{"detail":"Not Found"}')
+        self.reply(conn, reply, keep=request.keep_alive)
 
-    def _renew_log(self) -> None:
-        self.log = Log()
-        for conn in self._conns.values():
-            conn.renew_log(self.log)
-        for job in self._jobs.values():
+    def reset(self) -> None:
+        super().reset()
+        for job in (*self._prefill, *self._order):
             job.number = self.log.open(job.record)
         gc.collect()
 
@@ -154,12 +101,11 @@ class Hose:
             max_tokens=int(target),  # type: ignore[call-overload]
             admitted_ns=arrival_ns,
         )
-        stream = bool(body.get("stream"))
-        job = _Job(conn, record, self.log.open(record), keep=request.keep_alive, stream=stream)
+        job = _Job(self, conn, record, keep=request.keep_alive, stream=bool(body.get("stream")))
         job.ready_ns = arrival_ns + int(self.config.ttft_ms * 1e6)
-        self._jobs[conn.fd] = job
+        conn.busy = job
         self._prefill.append(job)
-        if stream:
+        if job.stream:
             conn.send(stream_head(_EVENTS, keep_alive=job.keep))
 
     # -- tokens ----------------------------------------------------------------------------------------------------
@@ -190,7 +136,7 @@ class Hose:
         """The first token; from the next step on the job is one of the streams."""
         job.slot = next(i for i in range(len(self._slots) + 1) if i not in self._slots)
         self._slots.add(job.slot)
-        job.phase = job.slot * _GOLDEN % 1.0 if self.config.pattern == "spread" else 0.0
+        job.phase = job.slot * GOLDEN % 1.0 if self.config.pattern == "spread" else 0.0
         if not self._order:
             self._step_ns, self._at = now_ns - round(job.phase * self._period_ns()), 0
         due_ns = job.ready_ns
@@ -234,10 +180,11 @@ class Hose:
             choice = {"index": 0, "message": {"role": "assistant", "content": words}, "text": words}
             body = json.loads(self._data([choice | {"finish_reason": "length"}], job.prompt, job.done)[6:])
             job.conn.send(response(200, json.dumps(body).encode(), _JSON, keep_alive=job.keep))
-        self._jobs.pop(job.conn.fd, None)
-        self._end(job, "finished")
+        self.end(job, "finished")
+        self.answered(job.conn, keep=job.keep)
 
-    def _end(self, job: _Job, reason: str) -> None:
+    def end(self, job: _Job, reason: str) -> None:
+        """It is over, by its last token or since the client closed."""
         job.record.end_ns, job.record.reason = time.monotonic_ns(), reason
         if job in self._order:
             index = self._order.index(job)
@@ -248,7 +195,7 @@ class Hose:
         elif job in self._prefill:
             self._prefill.remove(job)
 
-    def _due_ns(self) -> int | None:
+    def next_due_ns(self) -> int | None:
         """When the next event or first token is due; None when idle."""
         due = self._prefill[0].ready_ns if self._prefill else None
         if not self._order:
@@ -259,13 +206,12 @@ class Hose:
         event_ns = self._step_ns + int(self._order[self._at].phase * period_ns)
         return event_ns if due is None else min(due, event_ns)
 
-    def _work(self) -> None:
-        """Whatever is due, at most a turn's worth."""
+    def work(self) -> bool:
         for _ in range(_EVENTS_A_TURN):
-            due_ns = self._due_ns()
+            due_ns = self.next_due_ns()
             now_ns = time.monotonic_ns()
             if due_ns is None or due_ns > now_ns:
-                return
+                return False
             if self._prefill and self._prefill[0].ready_ns <= due_ns:
                 self._start(self._prefill.popleft(), now_ns)
                 continue
@@ -273,32 +219,7 @@ class Hose:
             self._at += 1
             if due_ns >= job.ready_ns:
                 self._give(job, self.config.tokens_per_event, due_ns)
-
-    # -- the loop --------------------------------------------------------------------------------------------------
-    def run(self, ready: Callable[[Hose], None]) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._stop)
-        self._poller.watch(self._listener.fileno(), write=False, known=False)
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        ready(self)
-        while not self._stopping:
-            for fd, readable, writable in self._poller.poll(self._due_ns(), _LONGEST_WAIT_S):
-                conn = self._conns.get(fd)
-                if conn is None:
-                    if fd == self._listener.fileno():
-                        self._accept()
-                    continue
-                if writable:
-                    conn.flush(time.monotonic_ns())
-                    self._poller.watch(fd, write=conn.wants_write, known=True)
-                if readable:
-                    self._read(conn)
-            self._work()
-
-    def _stop(self, *_: object) -> None:
-        self._stopping = True
+        return True
 
 
 def _prompt_tokens(body: dict[str, object]) -> int:
@@ -311,25 +232,3 @@ def _prompt_tokens(body: dict[str, object]) -> int:
         assert isinstance(messages, list)
         prompt = " ".join(str(message["content"]) for message in messages)
     return len(_WORD.findall(str(prompt)))
-
-
-def main() -> None:
-    """Exit code 2 for a config that makes no sense."""
-    parser = argparse.ArgumentParser(prog="python -m flatout.calibrate.hose", description=__doc__)
-    parser.add_argument("--cores", default="", help="pin to these CPU cores, e.g. 0,1")
-    options = parser.parse_args()
-    if options.cores and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {int(core) for core in options.cores.split(",")})
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < hard:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        config = RigConfig.from_dict(json.loads(sys.stdin.read() or "{}"))
-    except (ConfigError, ValueError, TypeError) as error:
-        print(f"bad config: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    Hose(config).run(lambda hose: print(json.dumps({"url": hose.url}), flush=True))
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from flatout.rig.ask import Ask, Refusal, decode_body
-from flatout.rig.dialect import Answer, Dialect, Reply, exposition
-from flatout.rig.dialect_openai import thought_tokens
-from flatout.rig.http import Request
-from flatout.rig.shape import Headers, Shape, dump
+from flatout.rig.dialect import Answer, Dialect, Errors, Metric, Shape, dump, exposition
+from flatout.rig.http import Headers, Reply, Request
+from flatout.rig.request import Ask, Refusal, decode_body
 
-Rows = list[tuple[str, str, str, list[tuple[dict[str, str], float]]]]
+_EVENTS = "text/event-stream; charset=utf-8"
 
 
 class SglangShape(Shape):
@@ -19,11 +18,6 @@ class SglangShape(Shape):
 
     def make_id(self, rid: str) -> str:
         return rid
-
-    def envelope(self) -> tuple[bytes, bytes]:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        head = dump({"id": self.id, "object": kind, "created": self.created, "model": self.ask.model})
-        return head[:-1] + b',"choices":', b""
 
     def choice(self, i: int, kind: str, finish: str | None, ids: list[int] | None) -> tuple[bytes, bytes]:
         end = b'"logprobs":null,"finish_reason":%b,"matched_stop":null' % dump(finish)
@@ -60,7 +54,7 @@ class SglangShape(Shape):
             "total_tokens": prompt + done,
             "completion_tokens": done,
             "prompt_tokens_details": {"cached_tokens": self.job.record.cached_tokens} if shows else None,
-            "reasoning_tokens": thought_tokens(self),
+            "reasoning_tokens": self.reasoning_tokens,
         }
         if self.chat or not final:
             out["completion_tokens_details"] = None
@@ -72,13 +66,12 @@ class SglangShape(Shape):
         for i, text in enumerate(texts):
             said = b'"message":{"role":"assistant","content":"%b","reasoning_content":null}' % text
             choices.append(b'{"index":%d,%b,%b}' % (i, said if self.chat else b'"text":"%b"' % text, end))
-        before = self.before.replace(b"chat.completion.chunk", b"chat.completion")
         versions = [{"version": "default", "start": 0, "end": self.job.done}]
         usage = b"null" if self.config.usage == "none" else self.usage(final=True)
         if not self.chat and usage != b"null":
             usage = usage[:-1] + b',"completion_tokens_details":null}'
         more = dump({"weight_version": "default", "weight_versions": versions})
-        return b'%b[%b],"usage":%b,"metadata":%b}' % (before, b",".join(choices), usage, more)
+        return b'%b[%b],"usage":%b,"metadata":%b}' % (self.whole_part(self.before), b",".join(choices), usage, more)
 
     def error_event(self) -> bytes:
         message = "An unexpected error occurred in the scheduler."
@@ -91,11 +84,34 @@ class Sglang(Dialect):
     public = frozenset({"/health", "/health_generate", "/metrics"})
     has_metrics = True
 
-    def json_headers(self) -> Headers:
-        return [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
-
-    def stream_headers(self) -> Headers:
-        return [("server", "uvicorn"), ("content-type", "text/event-stream; charset=utf-8"), ("vary", "Origin")]
+    json_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
+    stream_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", _EVENTS), ("vary", "Origin")]
+    errors: ClassVar[Errors] = {
+        "model": (404, "NotFoundError", "The model `{model}` does not exist."),
+        "loading": (503, "ServiceUnavailable", "The server is starting."),
+        "rate": (429, "TooManyRequests", "The request queue is full."),
+        "prompt_too_long": (
+            400, "BadRequestError",
+            "The input ({prompt} tokens) is longer than the model's context length ({limit} tokens).",
+        ),
+        **dict.fromkeys(("total_too_long", "no_room"), (
+            400, "BadRequestError",
+            "Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a total "
+            "of {total} tokens: {prompt} tokens from the input messages and {output} tokens for the completion. Please "
+            "reduce the number of tokens in the input messages or the completion to fit within the limit.",
+        )),
+        "chat_ids": (
+            400, "BadRequest",
+            "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when "
+            "using return_token_ids=true.",
+        ),
+        "max_tokens": (400, "BadRequestError", "max_new_tokens must be at least 0, got {value}."),
+        "bad_json": (
+            400, "Bad Request", "1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {at})}}",
+        ),
+        "fields": (400, "Bad Request", "Extra inputs are not permitted: {quoted}"),
+        "other": (400, "Bad Request", "Field required: {what}"),
+    }  # fmt: skip
 
     def refuses(self, ask: Ask) -> Refusal | None:
         return Refusal("chat_ids") if ask.token_ids and ask.stream and ask.api == "chat" else None
@@ -105,8 +121,10 @@ class Sglang(Dialect):
             return Reply(401, b'{"error":"Unauthorized"}')
         if kind == "not_found":
             return Reply(404, b'{"detail":"Not Found"}')
-        status, what, message = _words(kind, facts)
-        return Reply(status, dump({"object": "error", "message": message, "type": what, "param": None, "code": status}))
+        return super().error(kind, **facts)
+
+    def error_body(self, kind: str, facts: Mapping[str, Any], status: int, words: list[str | None]) -> Any:
+        return {"object": "error", "message": words[1], "type": words[0], "param": None, "code": status}
 
     def models(self) -> Any:
         c = self.config
@@ -204,14 +222,14 @@ class Sglang(Dialect):
         length = self.config.spec_accept_length
         rate = (c.accepted / c.draft_tokens) if c.draft_tokens else 0.0
 
-        def gauge(name: str, value: float) -> tuple[str, str, str, list[tuple[dict[str, str], float]]]:
+        def gauge(name: str, value: float) -> Metric:
             return f"sglang:{name}", "gauge", name.replace("_", " "), [(base, float(value))]
 
         def by_streaming(name: str, values: dict[bool, int], by: float) -> None:
             samples = [({**common, "is_streaming": str(k).lower()}, values[k] * by) for k in (False, True)]
             rows.append((f"sglang:{name}", "counter", name.replace("_", " "), samples))
 
-        rows: Rows = [
+        rows: list[Metric] = [
             gauge("max_total_num_tokens", room),
             gauge("page_size", self.config.block_tokens),
             gauge("context_len", self.config.model_len or room),
@@ -240,39 +258,3 @@ class Sglang(Dialect):
         live = [({**base, "mode": mode}, value) for mode, value in modes.items()]
         rows.append(("sglang:realtime_tokens_total", "counter", "Total number of tokens processed.", live))
         return exposition(rows)
-
-
-def _words(kind: str, facts: dict[str, Any]) -> tuple[int, str, str]:
-    if kind == "model":
-        return 404, "NotFoundError", f"The model `{facts['model']}` does not exist."
-    if kind == "loading":
-        return 503, "ServiceUnavailable", "The server is starting."
-    if kind == "rate":
-        return 429, "TooManyRequests", "The request queue is full."
-    if kind == "prompt_too_long":
-        limit = facts["limit"]
-        text = f"The input ({facts['prompt']} tokens) is longer than the model's context length ({limit} tokens)."
-        return 400, "BadRequestError", text
-    if kind in ("total_too_long", "no_room"):
-        prompt, output, limit = facts["prompt"], facts["output"], facts["limit"]
-        text = (
-            f"Requested token count exceeds the model's maximum context length of {limit} tokens. You requested a "
-            f"total of {prompt + output} tokens: {prompt} tokens from the input messages and {output} tokens for the "
-            "completion. Please reduce the number of tokens in the input messages or the completion to fit within the "
-            "limit."
-        )
-        return 400, "BadRequestError", text
-    if kind == "chat_ids":
-        text = (
-            "return_token_ids is not supported with streaming on /v1/chat/completions. Please set stream=false when "
-            "using return_token_ids=true."
-        )
-        return 400, "BadRequest", text
-    if kind == "max_tokens":
-        return 400, "BadRequestError", f"max_new_tokens must be at least 0, got {facts['value']}."
-    if kind == "bad_json":
-        return 400, "Bad Request", f"1 validation error:\n  {{'type': 'json_invalid', 'loc': ('body', {facts['at']})}}"
-    if kind == "fields":
-        names = ", ".join(f"'{name}'" for name in facts["fields"])
-        return 400, "Bad Request", f"Extra inputs are not permitted: {names}"
-    return 400, "Bad Request", f"Field required: {facts.get('name') or facts.get('why')}"

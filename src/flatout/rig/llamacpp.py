@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from flatout.rig.dialect import Answer, Dialect, Reply
-from flatout.rig.http import Request
-from flatout.rig.job import State
-from flatout.rig.shape import Headers, Shape, dump
+from flatout.rig.dialect import Answer, Dialect, Errors, Shape, dump
+from flatout.rig.engine import State
+from flatout.rig.http import Headers, Request
 
 
 class LlamaShape(Shape):
@@ -19,10 +19,9 @@ class LlamaShape(Shape):
         return f"chatcmpl-{rid}"
 
     def envelope(self) -> tuple[bytes, bytes]:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
         rest = {
             "created": self.created, "id": self.id, "model": self.ask.model,
-            "system_fingerprint": self.config.engine_version, "object": kind,
+            "system_fingerprint": self.config.engine_version, "object": self.object_name,
         }  # fmt: skip
         return b'{"choices":', b"," + dump(rest)[1:-1]
 
@@ -64,9 +63,7 @@ class LlamaShape(Shape):
     def usage(self, *, final: bool) -> bytes:
         done, prompt = self.completion_tokens // self.job.choices, self.job.prompt.tokens
         out: dict[str, Any] = {"completion_tokens": done, "prompt_tokens": prompt, "total_tokens": prompt + done}
-        if self.config.reports_cached:
-            out["prompt_tokens_details"] = {"cached_tokens": self.job.record.cached_tokens}
-        return dump(out)
+        return dump(out | self.cached_details())
 
     def usage_with_finish(self) -> bool:
         return not self.chat
@@ -87,9 +84,8 @@ class LlamaShape(Shape):
                 choices.append(b'{"finish_reason":%b,"index":%d,%b}' % (dump(finish), i, said))
             else:
                 choices.append(b'{"text":"%b","index":%d,"logprobs":null,"finish_reason":%b}' % (text, i, dump(finish)))
-        after = self.after.replace(b"chat.completion.chunk", b"chat.completion")
         usage = b"" if self.config.usage == "none" else b',"usage":' + self.usage(final=True)
-        return b'{"choices":[%b]%b%b%b}' % (b",".join(choices), after, usage, self.timings())
+        return b'{"choices":[%b]%b%b%b}' % (b",".join(choices), self.whole_part(self.after), usage, self.timings())
 
     def error_event(self) -> bytes:
         return dump({"error": {"code": 500, "message": "context shift failed", "type": "server_error"}})
@@ -100,26 +96,48 @@ class Llamacpp(Dialect):
     public = frozenset({"/health"})
     has_metrics = True
 
-    def json_headers(self) -> Headers:
-        return [
-            ("Server", "llama.cpp"),
-            ("Access-Control-Allow-Origin", ""),
-            ("Content-Type", "application/json; charset=utf-8"),
-        ]
-
-    def stream_headers(self) -> Headers:
-        kind = ("Content-Type", "text/event-stream")
-        return [("Server", "llama.cpp"), ("Access-Control-Allow-Origin", ""), ("X-Accel-Buffering", "no"), kind]
+    metrics_kind = "text/plain; version=0.0.4"
+    json_headers: ClassVar[Headers] = [
+        ("Server", "llama.cpp"), ("Access-Control-Allow-Origin", ""),
+        ("Content-Type", "application/json; charset=utf-8"),
+    ]  # fmt: skip
+    stream_headers: ClassVar[Headers] = [
+        ("Server", "llama.cpp"), ("Access-Control-Allow-Origin", ""), ("X-Accel-Buffering", "no"),
+        ("Content-Type", "text/event-stream"),
+    ]  # fmt: skip
+    errors: ClassVar[Errors] = {
+        "auth": (401, "authentication_error", "Invalid API Key"),
+        "not_found": (404, "not_found_error", "File Not Found"),
+        "model": (404, "not_found_error", "model '{model}' not found"),
+        "loading": (503, "unavailable_error", "Loading model"),
+        "rate": (429, "unavailable_error", "Too many requests"),
+        "no_metrics": (
+            501, "not_supported_error", "This server does not support metrics endpoint. Start it with `--metrics`",
+        ),
+        **dict.fromkeys(("prompt_too_long", "total_too_long", "no_room"), (
+            400, "exceed_context_size_error",
+            "request ({prompt} tokens) exceeds the available context size ({limit} tokens), try increasing it",
+        )),
+        "max_tokens": (
+            400, "invalid_request_error",
+            "Field 'max_tokens': Value must be between -1 <= value <= 2147483647, but got {value}",
+        ),
+        "bad_json": (
+            400, "invalid_request_error",
+            "[json.exception.parse_error.101] parse error at line 1, column {column}: syntax error",
+        ),
+        "fields": (400, "invalid_request_error", "Unsupported param: {fields}"),
+        "other": (400, "invalid_request_error", '"{what}" is required'),
+    }  # fmt: skip
 
     def ends_early(self) -> bool:
         return True
 
-    def error(self, kind: str, **facts: Any) -> Reply:
-        status, what, message = _words(kind, facts)
-        error: dict[str, Any] = {"code": status, "message": message, "type": what}
+    def error_body(self, kind: str, facts: Mapping[str, Any], status: int, words: list[str | None]) -> Any:
+        error: dict[str, Any] = {"code": status, "message": words[1], "type": words[0]}
         if kind in ("prompt_too_long", "no_room"):
             error |= {"n_prompt_tokens": facts["prompt"], "n_ctx": facts["limit"]}
-        return Reply(status, dump({"error": error}))
+        return {"error": error}
 
     @property
     def _slots(self) -> int:
@@ -154,12 +172,10 @@ class Llamacpp(Dialect):
         jobs = [job for job in self.host.engine.jobs.values() if job.state in (State.PREFILL, State.DECODE)]
         out: list[dict[str, Any]] = []
         for i in range(max(self._slots, len(jobs))):
+            drafts = bool(self.config.spec_accept_length)
             slot: dict[str, Any] = {
-                "id": i,
-                "n_ctx": self._slot_tokens,
-                "speculative": bool(self.config.spec_accept_length),
-            }
-            slot["is_processing"] = i < len(jobs)
+                "id": i, "n_ctx": self._slot_tokens, "speculative": drafts, "is_processing": i < len(jobs),
+            }  # fmt: skip
             if i < len(jobs):
                 job = jobs[i]
                 next_token = {"has_next_token": True, "n_remain": job.target - job.done, "n_decoded": job.done}
@@ -201,9 +217,6 @@ class Llamacpp(Dialect):
         reply(self.json({"tokens": self.tokenize(request, "content")}))
         return True
 
-    def metrics_kind(self) -> str:
-        return "text/plain; version=0.0.4"
-
     def metrics_text(self) -> str:
         running, waiting = self.host.gauges()
         c = self.host.engine.counters
@@ -231,35 +244,3 @@ class Llamacpp(Dialect):
             shown = f"{value:.6g}" if isinstance(value, float) and value != int(value) else f"{int(value)}"
             out += [f"# HELP llamacpp:{name} {words}", f"# TYPE llamacpp:{name} {kind}", f"llamacpp:{name} {shown}"]
         return "\n".join(out) + "\n"
-
-
-def _words(kind: str, facts: dict[str, Any]) -> tuple[int, str, str]:
-    if kind == "auth":
-        return 401, "authentication_error", "Invalid API Key"
-    if kind == "not_found":
-        return 404, "not_found_error", "File Not Found"
-    if kind == "model":
-        return 404, "not_found_error", f"model '{facts['model']}' not found"
-    if kind == "loading":
-        return 503, "unavailable_error", "Loading model"
-    if kind == "rate":
-        return 429, "unavailable_error", "Too many requests"
-    if kind == "no_metrics":
-        text = "This server does not support metrics endpoint. Start it with `--metrics`"
-        return 501, "not_supported_error", text
-    if kind in ("prompt_too_long", "total_too_long", "no_room"):
-        limit = facts["limit"]
-        text = (
-            f"request ({facts['prompt']} tokens) exceeds the available context size ({limit} tokens), try increasing it"
-        )
-        return 400, "exceed_context_size_error", text
-    if kind == "max_tokens":
-        value = facts["value"]
-        text = f"Field 'max_tokens': Value must be between -1 <= value <= 2147483647, but got {value}"
-        return 400, "invalid_request_error", text
-    if kind == "bad_json":
-        text = f"[json.exception.parse_error.101] parse error at line 1, column {facts['at'] + 1}: syntax error"
-        return 400, "invalid_request_error", text
-    if kind == "fields":
-        return 400, "invalid_request_error", f"Unsupported param: {', '.join(facts['fields'])}"
-    return 400, "invalid_request_error", f'"{facts.get("name") or facts.get("why")}" is required'

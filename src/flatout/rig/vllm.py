@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from flatout.rig.ask import decode_body
-from flatout.rig.dialect import Answer, Dialect, Reply, exposition
-from flatout.rig.dialect_openai import thought_tokens
-from flatout.rig.http import Request
-from flatout.rig.shape import Headers, Shape, dump
+from flatout.rig.dialect import Answer, Dialect, Errors, Metric, Shape, dump, exposition
+from flatout.rig.http import Headers, Reply, Request
+from flatout.rig.request import decode_body
+
+_EVENTS = "text/event-stream; charset=utf-8"
 
 
 class VllmShape(Shape):
     finish_on_text = True
     chat_finish_on_text = True
     reasoning_name = "reasoning"
-
-    def make_id(self, rid: str) -> str:
-        return f"{'chatcmpl' if self.chat else 'cmpl'}-{rid}"
-
-    def envelope(self) -> tuple[bytes, bytes]:
-        kind = "chat.completion.chunk" if self.chat else "text_completion"
-        head = dump({"id": self.id, "object": kind, "created": self.created, "model": self.ask.model})
-        return head[:-1] + b',"choices":', b""
 
     def choice(self, i: int, kind: str, finish: str | None, ids: list[int] | None) -> tuple[bytes, bytes]:
         end, tokens = dump(finish), dump(ids)
@@ -56,11 +49,10 @@ class VllmShape(Shape):
     def usage(self, *, final: bool) -> bytes:
         prompt, done = self.job.prompt.tokens, self.completion_tokens
         out: dict[str, Any] = {"prompt_tokens": prompt, "total_tokens": prompt + done, "completion_tokens": done}
-        if final and self.config.reports_cached:
-            out["prompt_tokens_details"] = {"cached_tokens": self.job.record.cached_tokens}
-        thought = thought_tokens(self)
-        if thought:
-            out["completion_tokens_details"] = {"reasoning_tokens": thought}
+        if final:
+            out |= self.cached_details()
+        if self.reasoning_tokens:
+            out["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
         elif self.chat and not final:
             out["completion_tokens_details"] = None
         return dump(out)
@@ -86,13 +78,12 @@ class VllmShape(Shape):
                 said = b'"text":"%b"' % text
                 more = b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null'
             choices.append(b'{"index":%d,%b,%b%b}' % (i, said, end, more))
-        before = self.before.replace(b"chat.completion.chunk", b"chat.completion")
         usage = b"null" if self.config.usage == "none" else self.usage(final=True)
         tail = b',"service_tier":null,"system_fingerprint":%b,"usage":%b' % (dump(self._fingerprint()), usage)
         tail += b',"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null'
         if self.chat:
             tail += b',"prompt_logprobs":null,"prompt_token_ids":null,"prompt_text":null'
-        return b"%b[%b]%b}" % (before, b",".join(choices), tail)
+        return b"%b[%b]%b}" % (self.whole_part(self.before), b",".join(choices), tail)
 
     def error_event(self) -> bytes:
         message = "EngineCore encountered an issue. See stack trace (above) for the root cause."
@@ -104,20 +95,54 @@ class Vllm(Dialect):
     prefix_only = "/v1/"
     has_metrics = True
 
-    def json_headers(self) -> Headers:
-        return [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
-
-    def stream_headers(self) -> Headers:
-        return [("server", "uvicorn"), ("content-type", "text/event-stream; charset=utf-8"), ("vary", "Origin")]
+    json_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
+    stream_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", _EVENTS), ("vary", "Origin")]
+    errors: ClassVar[Errors] = {
+        "model": (404, "NotFoundError", "model", "The model `{model}` does not exist. Valid aliases: {own_model}."),
+        "loading": (503, "ServiceUnavailableError", None, "The engine is not ready."),
+        "rate": (429, "TooManyRequestsError", None, "Too many requests."),
+        "prompt_too_long": (
+            400, "BadRequestError", "input_tokens",
+            "This model's maximum context length is {limit} tokens. However, your prompt contains at least {over} "
+            "input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
+            "input prompt. (parameter=input_tokens, value={over})",
+        ),
+        "output_too_long": (
+            400, "BadRequestError", "max_tokens",
+            "max_tokens={output} cannot be greater than max_model_len={limit}. Please request fewer output tokens. "
+            "(parameter=max_tokens, value={output})",
+        ),
+        "total_too_long": (
+            400, "BadRequestError", "input_tokens",
+            "This model's maximum context length is {limit} tokens. However, you requested {output} output tokens and "
+            "your prompt contains {prompt} input tokens, for a total of {total} tokens. Please reduce the length of "
+            "the input prompt or the number of requested output tokens. (parameter=input_tokens, value={prompt})",
+        ),
+        "max_tokens": (
+            400, "BadRequestError", "max_tokens",
+            "max_tokens must be at least 1, got {value}. (parameter=max_tokens, value={value})",
+        ),
+        "bad_json": (
+            400, "Bad Request", "body.{at}",
+            "1 validation error:\n  {{'type': 'json_invalid', 'loc': 'body.{at}', 'msg': 'JSON decode error'}}",
+        ),
+        "fields": (400, "BadRequestError", "{field}", "Extra inputs are not permitted: {quoted}"),
+        "missing": (400, "BadRequestError", "{name}", "Field required: {name}"),
+        "other": (400, "BadRequestError", None, "Field required: {what}"),
+    }  # fmt: skip
 
     def error(self, kind: str, **facts: Any) -> Reply:
         if kind == "auth":
             return Reply(401, b'{"error":"Unauthorized"}')
         if kind == "not_found":
             return Reply(404, b'{"detail":"Not Found"}')
-        status, what, param, message = _words(kind, facts, self.config.model)
-        body = {"error": {"message": message, "type": what, "param": param, "code": status}}
-        return Reply(status, dump(body))
+        if kind in ("total_too_long", "no_room"):
+            kind = "output_too_long" if facts["output"] > facts["limit"] else "total_too_long"
+        return super().error(kind, **facts)
+
+    def error_body(self, kind: str, facts: Mapping[str, Any], status: int, words: list[str | None]) -> Any:
+        what, param, message = words
+        return {"error": {"message": message, "type": what, "param": param, "code": status}}
 
     def models(self) -> Any:
         permission = {
@@ -149,11 +174,8 @@ class Vllm(Dialect):
         engine = self.host.engine
         if request.path == "/tokenize":
             ids = self.tokenize(request, "prompt")
-            reply(
-                self.json(
-                    {"count": len(ids), "max_model_len": self.config.model_len, "tokens": ids, "token_strs": None}
-                )
-            )
+            length = self.config.model_len
+            reply(self.json({"count": len(ids), "max_model_len": length, "tokens": ids, "token_strs": None}))
         elif request.path == "/reset_prefix_cache" and self.config.dev_mode:
             engine.cache.clear()
             reply(Reply(200, b"", ""))
@@ -174,9 +196,7 @@ class Vllm(Dialect):
         room = config.kv_tokens or 524_288
         generated = c.generated_live * config.counter_factor
 
-        def one(
-            name: str, kind: str, words: str, value: float
-        ) -> tuple[str, str, str, list[tuple[dict[str, str], float]]]:
+        def one(name: str, kind: str, words: str, value: float) -> Metric:
             return f"vllm:{name}", kind, words, [(base, float(value))]
 
         rows = [
@@ -205,47 +225,3 @@ class Vllm(Dialect):
         }  # fmt: skip
         rows.append(("vllm:cache_config_info", "gauge", "Information of the LLMEngine CacheConfig", [(info, 1.0)]))
         return exposition(rows)
-
-
-def _words(kind: str, facts: dict[str, Any], model: str) -> tuple[int, str, str | None, str]:
-    if kind == "model":
-        return 404, "NotFoundError", "model", f"The model `{facts['model']}` does not exist. Valid aliases: {model}."
-    if kind == "loading":
-        return 503, "ServiceUnavailableError", None, "The engine is not ready."
-    if kind == "rate":
-        return 429, "TooManyRequestsError", None, "Too many requests."
-    if kind == "prompt_too_long":
-        limit = facts["limit"]
-        text = (
-            f"This model's maximum context length is {limit} tokens. However, your prompt contains at least {limit + 1}"
-            " input tokens, which exceeds this limit even without any output tokens. Please reduce the length of the "
-            f"input prompt. (parameter=input_tokens, value={limit + 1})"
-        )
-        return 400, "BadRequestError", "input_tokens", text
-    if kind in ("total_too_long", "no_room"):
-        limit, output, prompt = facts["limit"], facts["output"], facts["prompt"]
-        if output > limit:
-            text = (
-                f"max_tokens={output} cannot be greater than max_model_len={limit}. Please request fewer output tokens."
-                f" (parameter=max_tokens, value={output})"
-            )
-            return 400, "BadRequestError", "max_tokens", text
-        text = (
-            f"This model's maximum context length is {limit} tokens. However, you requested {output} output tokens and "
-            f"your prompt contains {prompt} input tokens, for a total of {prompt + output} tokens. Please reduce the "
-            f"length of the input prompt or the number of requested output tokens. "
-            f"(parameter=input_tokens, value={prompt})"
-        )
-        return 400, "BadRequestError", "input_tokens", text
-    if kind == "max_tokens":
-        value = facts["value"]
-        text = f"max_tokens must be at least 1, got {value}. (parameter=max_tokens, value={value})"
-        return 400, "BadRequestError", "max_tokens", text
-    if kind == "bad_json":
-        where = f"'type': 'json_invalid', 'loc': 'body.{facts['at']}', 'msg': 'JSON decode error'"
-        text = f"1 validation error:\n  {{{where}}}"
-        return 400, "Bad Request", f"body.{facts['at']}", text
-    if kind == "fields":
-        names = ", ".join(f"'{name}'" for name in facts["fields"])
-        return 400, "BadRequestError", facts["fields"][0], f"Extra inputs are not permitted: {names}"
-    return 400, "BadRequestError", facts.get("name"), f"Field required: {facts.get('name') or facts.get('why')}"

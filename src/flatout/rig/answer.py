@@ -4,41 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Protocol
 
 from flatout.rig.config import RigConfig
-from flatout.rig.conn import Conn
-from flatout.rig.dialect import Dialect
-from flatout.rig.engine import Engine
+from flatout.rig.dialect import CONTENT, REASONING, TOOL, Host, Shape
+from flatout.rig.engine import Job
 from flatout.rig.http import LAST_CHUNK, chunk, response, stream_head
-from flatout.rig.job import Job
-from flatout.rig.shape import CONTENT, REASONING, TOOL, Shape
+from flatout.rig.sockets import Conn
 from flatout.rig.tokens import Ring
-from flatout.rig.truth import SENT, Log
+from flatout.rig.truth import SENT
 
 _FOX = " \U0001f98a".encode()  # four bytes: its first half alone is no text
-
-
-class Answering(Protocol):
-    """What a connection is busy with."""
-
-    job: Job
-
-
-class Server(Protocol):
-    """What a sink needs of the server."""
-
-    engine: Engine
-    log: Log
-    dialect: Dialect
-
-    def now(self) -> int: ...
-
-    def at(self, due_ns: int, call: Callable[[], None]) -> None:
-        """Call at that time, or soon if it is past."""
-
-    def answered(self, conn: Conn, *, keep: bool, reset: bool = False) -> None:
-        """The answer is out: next request, or close."""
 
 
 class Text:
@@ -65,12 +40,15 @@ class Text:
         return self._ring.token_ids(self._starts[i] + at, n)
 
 
-class WholeSink:
+class WholeAnswer:
     """An answer without streaming: one body when all is done."""
 
-    def __init__(self, server: Server, conn: Conn, shape: Shape, text: Text, *, keep: bool) -> None:
+    def __init__(self, server: Host, conn: Conn, shape: Shape, text: Text, *, keep: bool) -> None:
         self._server, self._conn, self._shape, self._text, self._keep = server, conn, shape, text, keep
         self.job = shape.job
+
+    def hang_up(self) -> None:
+        self._server.engine.hang_up(self.job)
 
     def start(self) -> None:
         """Nothing leaves before the end."""
@@ -82,7 +60,7 @@ class WholeSink:
         server, conn = self._server, self._conn
         texts = [self._text.get(i, 0, min(job.done, 4096)) for i in range(job.choices)]
         body = self._shape.whole(texts, finish)
-        data = response(200, body, server.dialect.json_headers(), keep_alive=self._keep)
+        data = response(200, body, server.json_headers(), keep_alive=self._keep)
         now_ns = server.now()
         event = server.log.event(now_ns, job.number, job.done * job.choices, 0, SENT)
         job.record.first_ns = job.record.last_ns = now_ns
@@ -92,10 +70,10 @@ class WholeSink:
         server.answered(conn, keep=self._keep)
 
 
-class StreamSink:
+class StreamAnswer:
     """A stream of events. Every event's clock is read right before its bytes are handed to the kernel."""
 
-    def __init__(self, server: Server, conn: Conn, shape: Shape, text: Text, config: RigConfig, *, keep: bool) -> None:
+    def __init__(self, server: Host, conn: Conn, shape: Shape, text: Text, config: RigConfig, *, keep: bool) -> None:
         self._server, self._conn, self._shape, self._text, self._config = server, conn, shape, text, config
         self._keep = keep
         self.job = shape.job
@@ -112,11 +90,14 @@ class StreamSink:
             or c.error_after_tokens or c.truncate_after_tokens or c.hang_after_tokens
         )  # fmt: skip
 
+    def hang_up(self) -> None:
+        self._server.engine.hang_up(self.job)
+
     # -- the start -------------------------------------------------------------------------------------------------
     def start(self) -> None:
         """Send the head, or keep it for later, as the dialect and the config have it."""
         server, c = self._server, self._config
-        head = stream_head(server.dialect.stream_headers(), keep_alive=self._keep)
+        head = stream_head(server.stream_headers(), keep_alive=self._keep)
         if c.comment_every_ms:
             self._next_comment(server.now())
         roles = [self._wire(self._shape.role(i)) for i in range(self.job.choices)] if self._shape.chat else []
