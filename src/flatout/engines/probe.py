@@ -24,6 +24,8 @@ _LEAST_WAIT_S: Final = 0.25
 """After a refusal, whatever the server says; twice as long after each further one."""
 _SLICE_S: Final = 0.1
 _PROBE_ID: Final = "flatout-probe"
+_REQUEST_ID: Final = "$request_id"
+"""As a field's value while fields are settled: the request's own id."""
 _TEXT: Final = "Answer with one word only: what is the capital of France?"
 _SENTENCE: Final = "The quick brown fox jumps over the lazy dog near the old stone bridge."
 _LONG: Final = "Read this list and say how many lines it has.\n" + "".join(
@@ -126,20 +128,14 @@ class _Prober:
         self.dropped: dict[str, str] = {}
         self.notes: list[str] = []
 
-    def send(
-        self,
-        fields: tuple[Field, ...],
-        id_field: str | None,
-        prompt: str | list[int] = _TEXT,
-        asked: int = _ASKED_TOKENS,
-    ) -> _Answer:
+    def send(self, fields: tuple[Field, ...], prompt: str | list[int] = _TEXT, asked: int = _ASKED_TOKENS) -> _Answer:
         """One streamed request, read to its end. Raises TargetError if it is refused, or breaks off."""
         shape = Shape(
             api=self.api,
             model=self.target.model,
-            fields=resolve(fields, asked),
+            fields=resolve(tuple(f for f in fields if f[1] != _REQUEST_ID), asked),
             max_tokens_field=self.max_tokens_field,
-            id_field=id_field,
+            id_field=next((name for name, value in fields if value == _REQUEST_ID), None),
             temperature=self.temperature,
             extra_body=self.extra_body,
         )
@@ -228,23 +224,23 @@ def probe(
 
 def _probe(prober: _Prober, api: Api | None) -> Capabilities:
     prober.api = api or "chat"
-    wanted = _first_fields(prober.wants)
     try:
-        answer, fields, id_field = _agree(prober, wanted, prober.wants.id_field)
+        answer, settled = _agree(prober)
     except TargetError as error:
         if api is not None or not _no_chat(error):
             raise
         prober.notes.append(f"Chat is not possible here ({error.words or error}); plain completions are used.")
         prober.api, prober.dropped, prober.requests = "completions", {}, 0
-        answer, fields, id_field = _agree(prober, wanted, prober.wants.id_field)
-    fields, ignored, reports = _look(prober, answer, fields, id_field)
+        answer, settled = _agree(prober)
+    fields = tuple(f for f in settled if f[1] != _REQUEST_ID)
+    fields, ignored, reports = _look(prober, answer, fields)
     reports = replace(reports, cached=_tells_cached(prober, answer, fields))
     template, reason = _template(prober, answer, fields)
     return Capabilities(
         api=prober.api,
         fields=fields,
         max_tokens_field=prober.max_tokens_field,
-        id_field=id_field,
+        id_field=next((name for name, value in settled if value == _REQUEST_ID), None),
         reports=reports,
         dropped=tuple(prober.dropped.items()),
         ignored=ignored,
@@ -265,69 +261,62 @@ def resolve(fields: tuple[Field, ...], max_tokens: int) -> tuple[Field, ...]:
 
 def _first_fields(wants: Wants) -> tuple[Field, ...]:
     """What is tried at once. Token ids and further length fields are tried only where the first ones do not do."""
-    return (*(f for f in wants.count_fields if f != TOKEN_IDS), *wants.length_fields[:1])
+    request_id = () if wants.id_field is None else ((wants.id_field, _REQUEST_ID),)
+    return (*(f for f in wants.count_fields if f != TOKEN_IDS), *wants.length_fields[:1], *request_id)
 
 
-def _agree(
-    prober: _Prober, wanted: tuple[Field, ...], id_field: str | None
-) -> tuple[_Answer, tuple[Field, ...], str | None]:
+def _agree(prober: _Prober) -> tuple[_Answer, tuple[Field, ...]]:
     """The fields that the server takes: refused ones are found by its words, or else by trying one after another."""
     limit = prober.requests + _MOST_REQUESTS
-    fields = wanted
+    fields = _first_fields(prober.wants)
     while True:
         try:
-            return prober.send(fields, id_field), fields, id_field
+            return prober.send(fields), fields
         except TargetError as error:
             if not _about_the_request(error):
                 raise
             words = error.words or str(error)
             if _wants_other_limit(prober, words):
                 continue
-            named = _named(words, fields, id_field)
+            named = _named(words, fields)
             if not named or prober.requests >= limit - 2:
-                if not fields and id_field is None:
+                if not fields:
                     raise
-                return _one_by_one(prober, fields, id_field, words, limit)
-            fields, id_field = _without(prober, named, fields, id_field, words)
-
-
-def _without(
-    prober: _Prober, named: set[str], fields: tuple[Field, ...], id_field: str | None, words: str
-) -> tuple[tuple[Field, ...], str | None]:
-    for name in named:
-        prober.dropped[name] = words
-    return tuple(f for f in fields if f[0] not in named), None if id_field in named else id_field
+                return _one_by_one(prober, fields, words, limit)
+            prober.dropped |= dict.fromkeys(named, words)
+            fields = tuple(f for f in fields if f[0] not in named)
 
 
 def _one_by_one(
-    prober: _Prober, fields: tuple[Field, ...], id_field: str | None, words: str, limit: int
-) -> tuple[_Answer, tuple[Field, ...], str | None]:
+    prober: _Prober, fields: tuple[Field, ...], words: str, limit: int
+) -> tuple[_Answer, tuple[Field, ...]]:
     """The plainest request first: if that is refused too, the fields are not to blame. Then each field is added."""
     try:
-        answer = prober.send((), None)
+        answer = prober.send(())
     except TargetError as error:
-        if _about_the_request(error) and _wants_other_limit(prober, error.words or ""):
-            answer = prober.send((), None)
-        else:
+        if not _about_the_request(error) or not _wants_other_limit(prober, error.words or ""):
             raise
+        answer = prober.send(())
     kept: tuple[Field, ...] = ()
-    kept_id: str | None = None
-    additions: list[Field | None] = [*fields, *([None] if id_field is not None else [])]
-    for addition in additions:
-        name = addition[0] if addition is not None else str(id_field)
+    for addition in fields:
         if prober.requests >= limit:
-            prober.dropped[name] = words
+            prober.dropped[addition[0]] = words
             continue
-        tried = (*kept, addition) if addition is not None else kept
-        try:
-            answer = prober.send(tried, kept_id if addition is not None else id_field)
-        except TargetError as error:
-            if not _about_the_request(error):
-                raise
-            prober.dropped[name] = error.words or str(error)
-            continue
-        kept, kept_id = tried, kept_id if addition is not None else id_field
-    return answer, kept, kept_id
+        another = _accepted(prober, (*kept, addition))
+        if another is not None:
+            answer, kept = another, (*kept, addition)
+    return answer, kept
+
+
+def _accepted(prober: _Prober, fields: tuple[Field, ...]) -> _Answer | None:
+    """The answer to a request with one more field, the last of these; None where the server refuses it."""
+    try:
+        return prober.send(fields)
+    except TargetError as error:
+        if not _about_the_request(error):
+            raise
+        prober.dropped[fields[-1][0]] = error.words or str(error)
+        return None
 
 
 def _about_the_request(error: TargetError) -> bool:
@@ -353,17 +342,17 @@ def _wants_other_limit(prober: _Prober, words: str) -> bool:
     return True
 
 
-def _named(words: str, fields: tuple[Field, ...], id_field: str | None) -> set[str]:
+def _named(words: str, fields: tuple[Field, ...]) -> set[str]:
     """Those of our fields that an error names; naming `stream_options` alone means all below it."""
     told = set(re.findall(r"[A-Za-z_][A-Za-z0-9_]*", words))
-    found = {name for name, _ in fields if name.rpartition(".")[2] in told}
-    if not found:
-        found = {name for name, _ in fields if name.partition(".")[0] in told}
-    return found | ({id_field} if id_field is not None and id_field in told else set())
+    ids = {name for name, value in fields if value == _REQUEST_ID and name in told}
+    ours = [name for name, value in fields if value != _REQUEST_ID]
+    leaves = {name for name in ours if name.rpartition(".")[2] in told}
+    return (leaves or {name for name in ours if name.partition(".")[0] in told}) | ids
 
 
 def _look(
-    prober: _Prober, answer: _Answer, fields: tuple[Field, ...], id_field: str | None
+    prober: _Prober, answer: _Answer, fields: tuple[Field, ...]
 ) -> tuple[tuple[Field, ...], tuple[tuple[str, str], ...], Reports]:
     """What the fields did. A count field without effect is left out; a field that keeps lengths stays, and is named."""
     ignored: dict[str, str] = {}
@@ -375,8 +364,13 @@ def _look(
             ignored[name] = "no usage came"
     token_ids = any(e.ids >= 0 for e in answer.events)
     if not running and not token_ids and TOKEN_IDS in prober.wants.count_fields:
-        answer, fields, token_ids = _try_token_ids(prober, answer, fields, id_field, ignored)
-    fields = _keep_length(prober, answer, fields, id_field, ignored)
+        second = _accepted(prober, (*fields, TOKEN_IDS))
+        token_ids = second is not None and any(e.ids > 0 for e in second.events)
+        if second is not None and token_ids:
+            answer, fields = second, (*fields, TOKEN_IDS)
+        elif second is not None:
+            ignored[TOKEN_IDS[0]] = "no token ids came with the events"
+    fields = _keep_length(prober, answer, fields, ignored)
     fields = tuple(f for f in fields if f[0] not in ignored or f in prober.wants.length_fields)
     reports = Reports(
         usage=answer.usage is not None,
@@ -394,22 +388,6 @@ def _running_counts(answer: _Answer) -> bool:
     return bool(told) and 2 * len(told) > len(answer.with_text) and (len(told) == 1 or told[-1] > told[0])
 
 
-def _try_token_ids(
-    prober: _Prober, answer: _Answer, fields: tuple[Field, ...], id_field: str | None, ignored: dict[str, str]
-) -> tuple[_Answer, tuple[Field, ...], bool]:
-    try:
-        second = prober.send((*fields, TOKEN_IDS), id_field)
-    except TargetError as error:
-        if not _about_the_request(error):
-            raise
-        prober.dropped[TOKEN_IDS[0]] = error.words or str(error)
-        return answer, fields, False
-    if any(e.ids > 0 for e in second.events):
-        return second, (*fields, TOKEN_IDS), True
-    ignored[TOKEN_IDS[0]] = "no token ids came with the events"
-    return answer, fields, False
-
-
 def _stopped_early(answer: _Answer) -> bool:
     completion = answer.usage.completion if answer.usage is not None else None
     count = completion if completion is not None else len(answer.with_text)
@@ -417,26 +395,21 @@ def _stopped_early(answer: _Answer) -> bool:
 
 
 def _keep_length(
-    prober: _Prober, answer: _Answer, fields: tuple[Field, ...], id_field: str | None, ignored: dict[str, str]
+    prober: _Prober, answer: _Answer, fields: tuple[Field, ...], ignored: dict[str, str]
 ) -> tuple[Field, ...]:
     """Another way to full lengths where the first was refused, or taken and the answer ended early all the same."""
-    first, *others = prober.wants.length_fields or ((None, None),)
-    in_use = first in fields
-    if first[0] is None or (in_use and not _stopped_early(answer)):
-        return fields
-    if in_use:
-        ignored[str(first[0])] = f"the answer stopped before {_ASKED_TOKENS} tokens all the same"
-    for other in others:
-        try:
-            second = prober.send((*fields, other), id_field)
-        except TargetError as error:
-            if not _about_the_request(error):
-                raise
-            prober.dropped[other[0]] = error.words or str(error)
-            continue
-        if not _stopped_early(second):
-            return (*fields, other)
-        ignored[other[0]] = f"the answer stopped before {_ASKED_TOKENS} tokens all the same"
+    in_vain = f"the answer stopped before {_ASKED_TOKENS} tokens all the same"
+    for wanted in prober.wants.length_fields:
+        if wanted in fields:  # the first one, which was tried at once
+            if not _stopped_early(answer):
+                return fields
+            ignored[wanted[0]] = in_vain
+        elif wanted != prober.wants.length_fields[0]:
+            second = _accepted(prober, (*fields, wanted))
+            if second is not None and not _stopped_early(second):
+                return (*fields, wanted)
+            if second is not None:
+                ignored[wanted[0]] = in_vain
     return fields
 
 
@@ -446,7 +419,7 @@ def _tells_cached(prober: _Prober, answer: _Answer, fields: tuple[Field, ...]) -
     if usage is None or usage.cached is not None:
         return usage is not None and usage.cached is not None
     for _ in range(2):
-        usage = prober.send(fields, None, _LONG, 1).usage
+        usage = prober.send(fields, _LONG, 1).usage
         if usage is not None and usage.cached is not None:
             return True
     return False
@@ -465,7 +438,7 @@ def _template(prober: _Prober, answer: _Answer, fields: tuple[Field, ...]) -> tu
         return (billed - own, None) if billed >= own else (None, "the server bills fewer tokens than the text has")
     counts: list[int] = []
     for times in (4, 8, 12):
-        usage = prober.send(fields, None, " ".join([_SENTENCE] * times), 1).usage
+        usage = prober.send(fields, " ".join([_SENTENCE] * times), 1).usage
         if usage is None or usage.prompt is None:
             return None, "the server does not always tell how many tokens a prompt has"
         counts.append(usage.prompt)
@@ -483,7 +456,7 @@ def _token_prompts(prober: _Prober, fields: tuple[Field, ...]) -> bool:
     if not ids:
         return False
     try:
-        usage = prober.send(fields, None, ids, 1).usage
+        usage = prober.send(fields, ids, 1).usage
     except TargetError as error:
         if not _about_the_request(error):
             raise
