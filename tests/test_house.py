@@ -59,7 +59,7 @@ ONLY: dict[tuple[str, str], set[str]] = {
 
 CIRCLES: set[str] = {"show", "run"}
 OVER: dict[str, int] = {
-    "run/": 2_457, "engines/": 3_387, "compare/, lint/, limits/": 3_215, "show/": 6_612,
+    "run/": 2_457, "engines/": 3_306, "compare/, lint/, limits/": 3_215, "show/": 6_612,
     "rig/, calibrate/": 3_906, "demo/, publish/, cli/": 2_310, "site/": 8_235, "all": 39_130,
 }  # fmt: skip
 """What is still larger, or still goes round, than docs/architecture.md wants: only ever made smaller."""

@@ -39,6 +39,12 @@ def look_up(host: str, port: int) -> Answers:
     return answers
 
 
+def host_port(host: str, port: int, scheme: str | None = None) -> str:
+    """`host:port` with IPv6 in brackets; the port is left out where it is the scheme's own."""
+    name = f"[{host}]" if ":" in host else host
+    return name if scheme is not None and port == {"http": 80, "https": 443}[scheme] else f"{name}:{port}"
+
+
 def is_loopback(host: str) -> bool:
     """True for names and addresses that reach this machine alone."""
     bare = host.strip("[]").rstrip(".").lower()

@@ -12,7 +12,7 @@ from typing import Final, Literal, cast
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from flatout.engines.base import TargetError
-from flatout.net import is_loopback
+from flatout.net import host_port, is_loopback
 
 _CALLS: Final = ("/chat/completions", "/completions", "/models", "/responses", "/embeddings")
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -53,8 +53,7 @@ class Address:
 
     @property
     def origin(self) -> str:
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{self.scheme}://{host}:{self.port}"
+        return f"{self.scheme}://{host_port(self.host, self.port)}"
 
     @property
     def url(self) -> str:

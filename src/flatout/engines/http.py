@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
 
-import httpx
+import httpcore
 
+from flatout import __version__
 from flatout.engines.base import TargetError
 from flatout.engines.endpoint import Address
 from flatout.engines.redact import Redactor, tidy
-from flatout.engines.wire import HandshakeTimeout, Stopped, Transport, Until
-from flatout.net import retry_after_s, tls_context
+from flatout.engines.wire import Connections, HandshakeTimeout, Stopped, Until
+from flatout.net import host_port, retry_after_s, tls_context
 from flatout.protocol import DONE, KEPT_CHARS, Splitter, error_words, shorten
 
 MAX_BYTES: Final = 8 * 1024 * 1024
@@ -40,6 +41,16 @@ class Reply:
     status: int
     headers: dict[str, str]
     content: bytes
+
+
+FAILURES: Final = (
+    httpcore.TimeoutException,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.ProxyError,
+    httpcore.UnsupportedProtocol,
+    OSError,  # also of TLS
+)
 
 
 class RateLimited(TargetError):
@@ -72,15 +83,17 @@ class ControlClient:
         self.timeout_s = timeout_s
         self.connect_timeout_s = connect_timeout_s
         self.stopping = stopping
-        self._client = httpx.Client(
-            transport=Transport(_tls(address), _proxy(address), connections=16),
-            trust_env=False,
-            follow_redirects=False,
-            headers=[*address.headers, ("Accept", "*/*"), ("Accept-Encoding", "identity")],
-        )
+        self._connections = Connections(_tls(address), _proxy(address), most=16)
+        self._headers = [
+            ("Host", host_port(address.host, address.port, address.scheme)),
+            ("User-Agent", f"flatout/{__version__}"),
+            ("Accept", "*/*"),
+            ("Accept-Encoding", "identity"),
+            *address.headers,
+        ]
 
     def close(self) -> None:
-        self._client.close()
+        self._connections.close()
 
     def __enter__(self) -> ControlClient:
         return self
@@ -98,8 +111,9 @@ class ControlClient:
         Raises TargetError where no complete answer came: refused, dns, tls, timeout, not_a_server, protocol, stopped.
         """
         data = None if body is None else json.dumps(body, ensure_ascii=False).encode()
-        with self._open(method, self._url(path, api), data, timeout_s) as (response, deadline):
-            return Reply(response.status_code, _lower(response), self._read(response, deadline))
+        url = self._url(path, api)
+        with self._open(method, url, data, timeout_s) as (response, deadline):
+            return Reply(response.status, _lower(response), self._read(response, url, deadline))
 
     def json(
         self, method: str, path: str, *, api: bool = False, body: object = None, timeout_s: float | None = None
@@ -133,15 +147,15 @@ class ControlClient:
         """
         url = self._url(path, True)
         with self._open("POST", url, body, timeout_s) as (response, deadline):
-            if response.status_code != 200:
-                reply = Reply(response.status_code, _lower(response), self._read(response, deadline))
+            if response.status != 200:
+                reply = Reply(response.status, _lower(response), self._read(response, url, deadline))
                 self.raise_for(reply, url)
                 raise TargetError("http", f"{url} answered {reply.status} instead of a stream", status=reply.status)
             if "json" in _lower(response).get("content-type", ""):
-                words = self.tidy(error_words(self._read(response, deadline)))
+                words = self.tidy(error_words(self._read(response, url, deadline)))
                 message = f"{self.shown(url)} does not stream; it answered with one JSON document. It says: {words}"
                 raise TargetError("protocol", message, status=200, words=words)
-            yield from self._sse(response, deadline)
+            yield from self._sse(response, url, deadline)
 
     def raise_if_stopped(self) -> None:
         """Raises TargetError ("stopped") once `stopping` says so."""
@@ -207,42 +221,40 @@ class ControlClient:
     @contextlib.contextmanager
     def _open(
         self, method: str, url: str, data: bytes | None, timeout_s: float | None
-    ) -> Iterator[tuple[httpx.Response, float]]:
+    ) -> Iterator[tuple[httpcore.Response, float]]:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         until = Until(limit_s, self.stopping)
-        timeout = httpx.Timeout(until, connect=Until(min(limit_s, self.connect_timeout_s), self.stopping))
-        headers = {"Content-Type": "application/json"} if data is not None else None
+        connect = Until(min(limit_s, self.connect_timeout_s), self.stopping)
+        headers = [*self._headers, ("Content-Length", str(len(data or b"")))] if method != "GET" else self._headers
+        headers = [*headers, ("Content-Type", "application/json")] if data is not None else headers
         try:
-            with self._client.stream(method, url, content=data, headers=headers, timeout=timeout) as response:
+            response = self._connections.request(method, url, headers, data or b"", connect=connect, until=until)
+            with contextlib.closing(response):
                 yield response, until.end_s
         except Stopped as stopped:
             raise TargetError("stopped", f"stopped before {self.shown(url)} had answered") from stopped
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ssl.SSLError, OSError) as error:
+        except FAILURES as error:
             raise self._explain(error, method, url, limit_s) from error
 
-    def _chunks(self, response: httpx.Response, deadline: float) -> Iterator[bytes]:
+    def _chunks(self, response: httpcore.Response, url: str, deadline: float) -> Iterator[bytes]:
         size = 0
-        for chunk in response.iter_raw():
+        for chunk in response.iter_stream():
             size += len(chunk)
             if size > MAX_BYTES:
-                raise TargetError(
-                    "protocol", f"{self.shown(str(response.url))} sent over {MAX_BYTES >> 20} MB; cut off"
-                )
+                raise TargetError("protocol", f"{self.shown(url)} sent over {MAX_BYTES >> 20} MB; cut off")
             if time.monotonic() > deadline:
-                raise httpx.ReadTimeout("the whole answer took too long")
+                raise httpcore.ReadTimeout("the whole answer took too long")
             yield chunk
 
-    def _read(self, response: httpx.Response, deadline: float) -> bytes:
-        if response.headers.get("content-encoding", "identity").lower() not in ("", "identity"):
-            raise TargetError(
-                "protocol", f"{self.shown(str(response.url))} sends compressed answers though asked not to"
-            )
-        return b"".join(self._chunks(response, deadline))
+    def _read(self, response: httpcore.Response, url: str, deadline: float) -> bytes:
+        if _lower(response).get("content-encoding", "identity").lower() not in ("", "identity"):
+            raise TargetError("protocol", f"{self.shown(url)} sends compressed answers though asked not to")
+        return b"".join(self._chunks(response, url, deadline))
 
-    def _sse(self, response: httpx.Response, deadline: float) -> Iterator[bytes]:
+    def _sse(self, response: httpcore.Response, url: str, deadline: float) -> Iterator[bytes]:
         splitter = Splitter()
         for chunk in itertools.chain(
-            self._chunks(response, deadline), (b"\n\n",)
+            self._chunks(response, url, deadline), (b"\n\n",)
         ):  # the last event's end may be missing
             for event in splitter.feed(chunk):
                 if event.strip() == DONE:
@@ -254,7 +266,7 @@ class ControlClient:
         causes = list(_causes(error))
         if any(isinstance(c, ssl.SSLError) for c in causes):
             return _explain_tls(causes, self.address, where)
-        if isinstance(error, httpx.ProxyError):
+        if isinstance(error, httpcore.ProxyError):
             return TargetError("http", f"the proxy did not let {where} through: {self.tidy(str(error))}")
         connect_s = min(limit_s, self.connect_timeout_s)
         if any(isinstance(c, HandshakeTimeout) for c in causes):
@@ -263,15 +275,15 @@ class ControlClient:
                 f"{where} took the connection, but the TLS handshake did not finish within {connect_s:g} s; is it an "
                 "http:// server, or overloaded?",
             )
-        if isinstance(error, httpx.ConnectTimeout):
+        if isinstance(error, httpcore.ConnectTimeout):
             return TargetError("timeout", f"no connection to {where} within {connect_s:g} s; is the host right?")
-        if isinstance(error, httpx.TimeoutException):
+        if isinstance(error, httpcore.TimeoutException):
             return TargetError("timeout", f"no full answer to {method} {where} within {limit_s:g} s")
         if any(isinstance(c, socket.gaierror) for c in causes):
             return TargetError("dns", f"the host name {self._peer()!r} is not known (DNS); check the URL")
-        if isinstance(error, httpx.ConnectError):
+        if isinstance(error, httpcore.ConnectError):
             return self._explain_connect(causes, where)
-        if isinstance(error, httpx.RemoteProtocolError):
+        if isinstance(error, httpcore.RemoteProtocolError):
             if "disconnected" in str(error) or "incomplete" in str(error) or "peer closed" in str(error):
                 message = (
                     f"{where} closed the connection before a full answer; is it still starting, or an https server?"
@@ -368,8 +380,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _lower(response: httpx.Response) -> dict[str, str]:
-    return {name.lower(): value for name, value in response.headers.items()}
+def _lower(response: httpcore.Response) -> dict[str, str]:
+    """The headers, names in lower case; of several of one name all, as one list (RFC 9110, 5.3)."""
+    headers: dict[str, str] = {}
+    for raw_name, raw_value in response.headers:
+        name, value = raw_name.decode("latin-1").lower(), raw_value.decode("latin-1")
+        headers[name] = f"{headers[name]}, {value}" if name in headers else value
+    return headers
 
 
 def _is_html(reply: Reply) -> bool:

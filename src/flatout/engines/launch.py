@@ -20,6 +20,7 @@ from flatout.engines.detect import engines
 from flatout.engines.endpoint import parse_address
 from flatout.engines.http import ControlClient, header_secrets
 from flatout.engines.redact import Redactor
+from flatout.net import host_port
 
 _POLL_S: Final = 0.3
 _TELL_S: Final = 2.0
@@ -249,7 +250,7 @@ def listens_at(environment: Mapping[str, str], argv: Sequence[str]) -> str | Non
         return None
     host = host.strip("[]")
     host = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"http://{host_port(host, port)}"
 
 
 def default_port(argv: Sequence[str]) -> int | None:

@@ -1,23 +1,22 @@
 """The control connection's sockets: every wait ends with the exchange's deadline, or when the user stops.
 
-httpx and httpcore bound each single receive; a server that sends a byte now and then would keep them for ever.
+httpcore, on which httpx stands, bounds each single receive; a server that sends a byte now and then would keep it for
+ever.
 """
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import queue
 import selectors
 import socket
 import ssl
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from time import monotonic, sleep
 from typing import Any, Final, TypeVar
 
 import httpcore
-import httpx
 
 from flatout.net import Address, look_up
 
@@ -41,7 +40,7 @@ class HandshakeTimeout(httpcore.ConnectTimeout):
 
 
 class Until(float):
-    """A timeout in seconds that runs from its making. httpx and httpcore hand it on untouched to the sockets, so that
+    """A timeout in seconds that runs from its making. httpcore hands it on untouched to the sockets, so that
     one deadline holds for all receives of an exchange. `stopping` is asked in every wait."""
 
     def __new__(cls, limit_s: float, stopping: Callable[[], bool] | None = None) -> Until:
@@ -224,19 +223,15 @@ def _resolved(host: str, port: int, until: Until) -> list[Address]:
             raise httpcore.ConnectError(str(error)) from error
 
 
-class Transport(httpx.BaseTransport):
-    """httpx over these sockets. `proxy`: its URL, and the headers that it gets.
-
-    A request is sent again where the server closed a *kept* connection before it answered: llama.cpp hangs up half a
-    millisecond after each stream though its headers say keep-alive, others as a connection has been idle for 5 s.
-    """
+class Connections:
+    """Kept connections to one server. `proxy`: its URL, and the headers that it gets."""
 
     def __init__(
-        self, tls: ssl.SSLContext | None, proxy: tuple[str, list[tuple[bytes, bytes]]] | None, connections: int
+        self, tls: ssl.SSLContext | None, proxy: tuple[str, list[tuple[bytes, bytes]]] | None, most: int
     ) -> None:
         kept: dict[str, Any] = {
             "ssl_context": tls,
-            "max_connections": connections,
+            "max_connections": most,
             "max_keepalive_connections": KEPT,
             "keepalive_expiry": 5.0,
             "network_backend": Backend(),
@@ -246,68 +241,30 @@ class Transport(httpx.BaseTransport):
             if proxy is None
             else httpcore.HTTPProxy(proxy_url=proxy[0], proxy_headers=proxy[1], **kept)
         )
+        self.close = self._pool.close
 
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        with _as_httpx():
-            reply = self._answered(request)
-        return httpx.Response(
-            reply.status, headers=reply.headers, stream=_Content(reply.stream), extensions=reply.extensions
-        )
+    def request(
+        self, method: str, url: str, headers: list[tuple[str, str]], content: bytes, *, connect: Until, until: Until
+    ) -> httpcore.Response:
+        """The head of the answer; its caller closes it. What fails on a new connection fails for good.
 
-    def _answered(self, request: httpx.Request) -> httpcore.Response:
-        """The head of the answer. What fails on a new connection fails for good."""
+        A request is sent again where the server closed a *kept* connection before it answered: llama.cpp hangs up half
+        a millisecond after each stream though its headers say keep-alive, others as a connection was idle for 5 s.
+        """
         opened: list[str] = []
 
         def follow(event: str, _: object) -> None:
             if event.startswith("connection."):  # httpcore's events of opening one, plain or by TLS
                 opened.append(event)
 
-        url = request.url
-        target = httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path)
+        timeout = {"connect": connect, "read": until, "write": until, "pool": until}
         for kept in range(KEPT, -1, -1):
-            asked = httpcore.Request(
-                method=request.method,
-                url=target,
-                headers=request.headers.raw,
-                content=request.stream,
-                extensions={**request.extensions, "trace": follow},
-            )
+            extensions = {"timeout": timeout, "trace": follow}
+            request = httpcore.Request(method, url, headers=headers, content=content, extensions=extensions)
             try:
-                return self._pool.handle_request(asked)
+                return self._pool.handle_request(request)
             except (httpcore.NetworkError, httpcore.RemoteProtocolError) as error:
                 silent = isinstance(error, httpcore.NetworkError) or "disconnected" in str(error)
                 if opened or not kept or not silent:
                     raise
         raise AssertionError("the last try returns or raises")
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class _Content(httpx.SyncByteStream):
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-
-    def __iter__(self) -> Iterator[bytes]:
-        with _as_httpx():
-            yield from self._stream
-
-    def close(self) -> None:
-        with _as_httpx():
-            self._stream.close()
-
-
-@contextlib.contextmanager
-def _as_httpx() -> Iterator[None]:
-    """httpcore's errors as httpx's of the same name."""
-    try:
-        yield
-    except (
-        httpcore.TimeoutException,
-        httpcore.NetworkError,
-        httpcore.ProtocolError,
-        httpcore.ProxyError,
-        httpcore.UnsupportedProtocol,
-    ) as error:
-        names = [kind.__name__ for kind in type(error).__mro__ if hasattr(httpx, kind.__name__)]
-        raise getattr(httpx, names[0])(str(error)) from error

@@ -12,11 +12,11 @@ from time import monotonic_ns
 from typing import Any, Final, Protocol
 
 from flatout.load.clock import Clock
-from flatout.load.http import connect_head, host_port
+from flatout.load.http import connect_head
 from flatout.load.job import Endpoint
 from flatout.load.stream import Exchange
 from flatout.load.system import IN, OUT, Poller
-from flatout.net import Address, tls_context
+from flatout.net import Address, host_port, tls_context
 from flatout.protocol import KEPT_CHARS, shorten
 
 READ_BYTES: Final = 16384

@@ -7,17 +7,11 @@ from typing import Final
 
 from flatout import __version__
 from flatout.load.job import RID_WIDTH, Endpoint
+from flatout.net import host_port
 from flatout.protocol import KEPT_CHARS, error_words, shorten
 
-_PORTS: Final = {"http": 80, "https": 443}
 _TOKEN: Final = frozenset("!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 _OURS: Final = frozenset({"host", "content-length", "transfer-encoding", "connection"})
-
-
-def host_port(host: str, port: int, scheme: str | None = None) -> str:
-    """`host:port` with IPv6 in brackets; the port is left out where it is the scheme's own."""
-    name = f"[{host}]" if ":" in host else host
-    return name if scheme is not None and _PORTS[scheme] == port else f"{name}:{port}"
 
 
 def request_head(endpoint: Endpoint) -> bytes:
