@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import random
 import re
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -25,12 +27,14 @@ from hypothesis import strategies as st
 
 from flatout.net import is_loopback
 from flatout.record import dump
-from flatout.site.checks import unsafe
-from flatout.site.settings import KEYS, Settings, SettingsError, gathered, make, shown_database
+from flatout.site import settings as site_settings
+from flatout.site.errors import SettingsError
+from flatout.site.settings import Settings, Typed, gathered, shown_database, unsafe
 from tests import records
 from tests.site_process import COMMAND, SiteProcess, environment, flatout
 
 ROOT = Path(__file__).parents[1]
+NAMES = st.sampled_from(sorted(Typed.model_fields))
 SAFE_SECRET = "q7Jx0vN2m-RkT9_wLzYb4HcD8sGfA1eU"
 
 
@@ -39,8 +43,14 @@ def env(tmp_path: Path) -> dict[str, str]:
     return environment(tmp_path)
 
 
+def make(typed: dict[str, Any], environment: dict[str, str] | None = None) -> Settings:
+    """The settings where the environment holds nothing else."""
+    with mock.patch.dict(os.environ, {"HOME": os.environ["HOME"], **(environment or {})}, clear=True):
+        return site_settings.make(typed)
+
+
 def made(tmp_path: Path, environment: dict[str, str] | None = None, **typed: Any) -> Settings:
-    return make({"data": tmp_path / "data", **typed}, environment or {})
+    return make({"data": tmp_path / "data", **typed}, environment)
 
 
 # --- settings -------------------------------------------------------------------------------------------------------
@@ -165,16 +175,20 @@ def test_a_data_folder_that_cannot_be_made(tmp_path: Path) -> None:
 
 
 @hypothesis_settings(max_examples=200, deadline=None)
-@given(st.dictionaries(st.sampled_from(sorted(KEYS)), st.text(max_size=12) | st.integers() | st.booleans(), max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(Typed.model_fields)), st.text(max_size=12) | st.integers() | st.booleans(), max_size=4
+    )
+)
 @example({"debug": 0})
 @example({"public": 1})
 def test_any_value_is_taken_or_refused_in_words(typed: dict[str, Any]) -> None:
     try:
-        got = gathered(typed, {})
+        got = gathered(typed)
     except SettingsError as error:
         assert ":" in str(error)
         return
-    assert set(got) <= set(KEYS)
+    assert got.model_fields_set <= set(typed)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", "127.9.9.9", "a.localhost", "LOCALHOST."])
@@ -270,7 +284,7 @@ def test_the_docs_list_every_setting_and_no_other() -> None:
     text = (ROOT / "docs" / "site.md").read_text()
     table = text[text.index("| setting |") :].partition("\n\n")[0]
     named = {name for line in table.splitlines()[2:] for name in re.findall(r"`(\w+)`", line.split("|")[1])}
-    assert named == set(KEYS) - {"debug"}
+    assert named == set(Typed.model_fields) - {"debug"}
 
 
 def test_the_settings_in_the_docs_are_safe(tmp_path: Path) -> None:

@@ -72,12 +72,11 @@ def _known_trouble() -> tuple[type[Exception], ...]:
     from flatout.show.exports import ExportError
     from flatout.show.picture import PictureError
     from flatout.site.errors import SiteError
-    from flatout.site.settings import SettingsError
 
     return (
         ResumeError, TokenizerError, LoadError, EngineMissing, EngineFailed, CorpusError, HardwareError, CompareError,
         CalibrationError, RigError, ShapeError, LimitsHardwareError, LintError, ReadingError, ExportError, PictureError,
-        HostingError, PublishError, SettingsError, SiteError,
+        HostingError, PublishError, SiteError,
     )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ EXIT_FAILED: Final = 1
 EXIT_STOPPED: Final = 130
 _PARTS: Final = (
     "fastapi", "uvicorn", "jinja2", "sqlalchemy", "alembic", "fsspec", "python_multipart", "itsdangerous", "limits",
+    "pydantic_settings",
 )  # fmt: skip
 
 
@@ -33,7 +34,7 @@ class HostingError(Exception):
 
 
 def site(given: Mapping[str, Any]) -> int:
-    """`flatout site`: serves until Ctrl-C. Raises HostingError, SettingsError, SiteError."""
+    """`flatout site`: serves until Ctrl-C. Raises HostingError, SiteError."""
     with _operating("stopped before the site had started"):
         settings = _settings(given)
         from flatout.site.serve import start

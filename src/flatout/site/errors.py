@@ -19,6 +19,10 @@ class SiteError(Exception):
         return {}
 
 
+class SettingsError(SiteError):
+    """A setting that cannot be used; the text names it, where it came from, and what it takes."""
+
+
 class Refused(SiteError):
     """What was sent is not taken (422; 413 where `too_large`). `place`: where in it, such as `cells.3.error`."""
 

@@ -27,11 +27,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from flatout.net import is_loopback
 from flatout.show.safe import clean
 from flatout.site.app import create_app
-from flatout.site.checks import unsafe
 from flatout.site.database import Database
 from flatout.site.errors import SiteError
 from flatout.site.schema import takes
-from flatout.site.settings import Settings, default_base_url, shown_database
+from flatout.site.settings import Settings, default_base_url, shown_database, unsafe
 from flatout.site.throttle import network
 
 if TYPE_CHECKING:
