@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from flatout.compare import CompareError, Condition, Outcome, check, compare, fail_if
 from flatout.compare.conditions import Span, Where
-from flatout.compare.figures import PARTS, figure, names
+from flatout.compare.figures import figure, names
 from flatout.flags import Status
+from flatout.metrics import PARTS
 from flatout.record import Record
 from tests import records
 

@@ -51,6 +51,9 @@ class Metric:
     judged: bool = False
     column: str = ""
 
+    def __str__(self) -> str:
+        return self.key
+
     @property
     def interval(self) -> bool:
         """Whether its column is followed by the ends of its 95 % interval."""

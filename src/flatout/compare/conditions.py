@@ -16,10 +16,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from flatout.compare.figures import Figure, applies, figure, measured, read
+from flatout.compare.figures import figure, measured, read
 from flatout.compare.pairs import cells_of, judge
 from flatout.compare.result import CellPair, Compared, CompareError, Comparison, Key, Pair, Side, Verdict
 from flatout.flags import Status
+from flatout.metrics import Metric
 from flatout.record import Cell
 
 _LONGEST: Final = 2000
@@ -96,7 +97,7 @@ class Where:
 class Condition:
     """`limit`: a share of one for "percent", else in the figure's unit. `str()` of it parses to it again."""
 
-    figure: Figure
+    figure: Metric
     op: str
     limit: float
     kind: Kind
@@ -236,7 +237,7 @@ def _outcome(pair: Pair, condition: Condition) -> Outcome:
         cell
         for cell in pair.cells
         if condition.where.holds(cell)
-        and any(applies(c, condition.figure) for c in cells_of(pair.a, cell.key))
+        and cell.key.phase in condition.figure.at
         and (_was_measured(pair.a, cell.key) or (condition.kind == "value" and _was_measured(pair.b, cell.key)))
     ]
     broken: list[Crossing] = []
@@ -282,7 +283,7 @@ def _crossing(pair: Pair, cell: CellPair, made: Compared, condition: Condition) 
     return Crossing(cell.key, a, b, found, "the difference is shown", cell.doubts), True
 
 
-def _middle(cells: Sequence[Cell], wanted: Figure) -> float | None:
+def _middle(cells: Sequence[Cell], wanted: Metric) -> float | None:
     """Mean over the runs that have the figure."""
     values = [value for value in (read(cell, wanted)[0] for cell in cells) if value is not None]
     made = math.fsum(values) / len(values) if values else math.nan

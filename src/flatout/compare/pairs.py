@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from flatout.compare import configuration
-from flatout.compare.figures import SHOWN, SPEED, Figure, figure, read
+from flatout.compare.figures import SHOWN, SPEED, figure, read
 from flatout.compare.ratio import Estimate, Ratio, least_shown, level_of, ratio, together
 from flatout.compare.result import (
     CellPair,
@@ -22,6 +22,7 @@ from flatout.compare.result import (
     letter_of,
 )
 from flatout.flags import DOUBTFUL_FLAGS, MEASURED, Flag, Status
+from flatout.metrics import Metric
 from flatout.record import Cell, Record
 
 MOST_CELLS: Final = 20_000
@@ -179,10 +180,10 @@ def _all_judged(a: Side, b: Side, cells: Sequence[CellPair], letter: str) -> lis
     return [CellPair(c.key, c.a_status, c.b_status, c.doubts, c.notes, m) for c, m in zip(cells, made, strict=True)]
 
 
-def judge(pair: Pair, cells: Sequence[CellPair], wanted: Figure) -> list[Compared]:
+def judge(pair: Pair, cells: Sequence[CellPair], wanted: Metric) -> list[Compared]:
     """One figure of some cells of a pair: as it stands in the comparison, else judged as one family."""
-    if all(str(wanted) in cell.figures for cell in cells):
-        return [cell.figures[str(wanted)] for cell in cells]
+    if all(wanted.key in cell.figures for cell in cells):
+        return [cell.figures[wanted.key] for cell in cells]
     return _judged_apart([_compared(pair.a, pair.b, cell.key, wanted, pair.letter) for cell in cells], cells)
 
 
@@ -196,17 +197,17 @@ def _judged_apart(family: Sequence[Compared], cells: Sequence[CellPair]) -> list
     return made
 
 
-def _compared(a: Side, b: Side, key: Key, wanted: Figure, letter: str) -> Compared:
+def _compared(a: Side, b: Side, key: Key, wanted: Metric, letter: str) -> Compared:
     ours, theirs = (_values(side, key, wanted) for side in (a, b))
     x, y = (_value(found) for found, _ in (ours, theirs))
     for name, (found, why) in (("A", ours), (letter, theirs)):
         if not found:
-            return Compared(str(wanted), x, y, None, Verdict.UNKNOWN, f"{name}: {why}")
+            return Compared(wanted.key, x, y, None, Verdict.UNKNOWN, f"{name}: {why}")
     made = ratio(ours[0], theirs[0])
-    return Compared(str(wanted), x, y, made, Verdict.UNKNOWN, made.reason)
+    return Compared(wanted.key, x, y, made, Verdict.UNKNOWN, made.reason)
 
 
-def _values(side: Side, key: Key, wanted: Figure) -> tuple[list[Estimate], str]:
+def _values(side: Side, key: Key, wanted: Metric) -> tuple[list[Estimate], str]:
     found: list[Estimate] = []
     why = "the cell is not in the plan"
     for cell in cells_of(side, key):
@@ -244,10 +245,10 @@ def _verdict(c: Compared, shown: float, next_one: float) -> Compared:
 
 
 def _word(name: str, made: Ratio) -> Verdict:
-    more = figure(name).more_is_faster
-    if more is None:
+    better = figure(name).better
+    if better is None:
         return Verdict.UNKNOWN
-    return Verdict.FASTER if (made.value > 1) == more else Verdict.SLOWER
+    return Verdict.FASTER if (made.value > 1) == (better == "more") else Verdict.SLOWER
 
 
 def _mean_ratio(cells: Sequence[CellPair]) -> Ratio | None:

@@ -13,7 +13,7 @@ from flatout.lint.finding import Finding, finding
 from flatout.lint.sheet import Row, Sheet
 
 MORE_RUNNING: Final = 1.05
-"""Window mean of running over asked (DESIGN, "Isolation")."""
+"""Window mean of running over asked; above it the cell is contaminated."""
 FEW: Final = 5
 _TOKENS_OFF = 0.01
 _REQUEST_OFF = 0.05

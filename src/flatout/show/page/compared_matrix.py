@@ -97,7 +97,7 @@ def _views(cells: Sequence[CellPair]) -> list[View]:
     for key, name, label, unit in VIEWS:
         found = [side.value for cell in cells if (c := cell.figures.get(name)) for side in (c.a, c.b) if side]
         if found or key == "total":
-            more = figure(name).more_is_faster
+            more = {"more": True, "less": False}.get(figure(name).better or "")
             made.append(View(key, name, label, unit, Heat(found, more=more is not False)))
     return made
 
