@@ -28,7 +28,7 @@ from flatout.site.database import Database
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, SiteError, Unavailable
 from flatout.site.index import Moved
 from flatout.site.intake import Taken, take
-from flatout.site.schema import accounts, deeds, points, runs, tokens
+from flatout.site.schema import accounts, deeds, runs, tokens
 from flatout.site.store import DELETED, HIDDEN, PUBLIC, QUEUED, WITHDRAWN, Store, now_us
 from tests import site_records
 from tests.site_checks import nothing_half
@@ -541,15 +541,11 @@ def test_files_without_a_run_are_swept_when_they_are_old(quick: Store) -> None:
 # --- what is kept of a record ---------------------------------------------------------------------------------------
 
 
-def test_the_cache_of_records_is_bounded(quick: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    from flatout.site import store as module
-
-    monkeypatch.setattr(module, "_CACHED_BYTES", 40_000)
-    ids = [quick.publish(one(quick, number), account_id=None, who="x").public_id for number in range(6)]
-    for run in [*ids, *ids]:
-        assert quick.record(run) == parse(quick.content(run))
-        assert quick._records_bytes == sum(size for _, size in quick._records.values()) <= 40_000
-    assert count(quick, points) == 6 * 12
+def test_long_records_are_not_kept_in_memory(quick: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = quick.publish(one(quick), account_id=None, who="x").public_id
+    assert quick.record(run) is quick.record(run) == parse(quick.content(run))
+    monkeypatch.setattr("flatout.site.store._KEPT_BYTES", quick.row(run).bytes - 1)
+    assert quick.record(run) is not quick.record(run) == parse(quick.content(run))
 
 
 # --- waiting to take a place ----------------------------------------------------------------------------------------

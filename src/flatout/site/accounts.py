@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 from sqlalchemy import Connection, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
+from flatout.site.database import now_us as now_us
 from flatout.site.errors import Conflict, NotFound, Refused
-from flatout.site.index import now_us as now_us
 from flatout.site.moderation import note, plain
 from flatout.site.schema import accounts, runs, tokens
 

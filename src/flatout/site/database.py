@@ -295,6 +295,11 @@ def _folded_postgresql(element: Any, compiler: Any, **more: Any) -> str:
     return f"translate({inner}, '{string.ascii_uppercase}', '{string.ascii_lowercase}')"
 
 
+def now_us() -> int:
+    """This moment in microseconds since 1970 (UTC)."""
+    return time.time_ns() // 1000
+
+
 def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
     """The column's values, for conditions and orders that another index serves better."""
     return Unindexed(column, type_=column.type)

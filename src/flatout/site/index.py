@@ -7,7 +7,6 @@ import json
 import math
 import re
 import secrets
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
@@ -17,9 +16,10 @@ from typing import Any, Final
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection
 
+from flatout import metrics
 from flatout.compare import launch_options
 from flatout.flags import MEASURED, Status
-from flatout.record import Cell, Distribution, Fact, Rate, Record
+from flatout.record import Cell, Fact, Record
 from flatout.show import about
 from flatout.show.safe import clean
 from flatout.site.database import upsert
@@ -30,6 +30,7 @@ NOT_KNOWN: Final = "not known"
 """Precision and speculation where the server does not tell."""
 UNKNOWN_PART: Final = "unknown"
 """What stands in a configuration's key where the launch command or the hardware is not known."""
+_MEDIANS: Final = tuple(metrics.BY_NAME[key] for key in ("per_request_tok_s", "ttft_ms", "itl_ms"))
 SOUND: Final = frozenset({Status.VALID, Status.REQUESTS_QUEUED})
 _LARGEST: Final = 2**31 - 1
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -57,9 +58,9 @@ class PointRow:
     itl_ms: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunFacts:
-    """The columns of `runs` that come from the record, by their names there, and its points.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _FromRecord:
+    """The columns of `runs` that come from the record, by their names there.
 
     `model_key`, `hardware_key`, `engine_key` stand in URLs; they are empty where the thing is not known.
     `repro_key` is equal for runs of one configuration, `history_key` for those on any version of its engine.
@@ -88,7 +89,58 @@ class RunFacts:
     total_tok_s: float | None
     prefill_tok_s: float | None
     summary: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFacts(_FromRecord):
+    """What the database holds of a record."""
+
     points: tuple[PointRow, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRow(_FromRecord):
+    """A row of `runs`, by the names there, with the account's name (None: local)."""
+
+    id: int
+    public_id: str
+    content_hash: str
+    account_id: int | None
+    origin: str | None
+    state: str
+    state_reason: str | None
+    state_us: int | None
+    successor_id: int | None
+    replaces_id: int | None
+    received_us: int
+    bytes: int
+    samples_hash: str | None
+    trust: str
+    trust_notes: int
+    account: str | None
+
+    def told(self) -> dict[str, Any]:
+        """What `run_facts` wrote into `summary`; empty for a deleted run."""
+        return dict(json.loads(self.summary))
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """`created`: False where the site had the record already."""
+
+    public_id: str
+    state: str
+    created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A run that has just come into a state. `repro_key`: the configuration whose ranking that may change."""
+
+    public_id: str
+    content_hash: str
+    state: str
+    repro_key: str
 
 
 def run_facts(record: Record) -> RunFacts:
@@ -183,7 +235,7 @@ def _keys(record: Record, hardware_key: str) -> tuple[str, str]:
     sampler is part of it, too: other work is no repeat."""
     engine, model = record.engine, record.model
     command = about.known(engine.launch_command)
-    told: dict[str, Any] = {
+    history: dict[str, Any] = {
         "model": [_model(record), _fact(model.quantization), _fact(model.dtype)],
         "speculation": [_fact(engine.speculative_method), _fact(engine.draft_model), _fact(engine.draft_length)],
         "hardware": hardware_key or UNKNOWN_PART,
@@ -192,12 +244,11 @@ def _keys(record: Record, hardware_key: str) -> tuple[str, str]:
         "prompts": record.prompts.mode,
         "sampling": record.protocol.sampling,
     }
-    history = _digest(told)
-    return _digest({**told, "version": _fact(engine.version)}), history
-
-
-def _digest(told: Any) -> str:
-    return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    repro, over_versions = (
+        hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        for content in ({**history, "version": _fact(engine.version)}, history)
+    )
+    return repro, over_versions
 
 
 def _fact(fact: Fact) -> str | None:
@@ -220,36 +271,20 @@ def _points(record: Record) -> tuple[PointRow, ...]:
 
 
 def _point(cell: Cell) -> PointRow | None:
-    if cell.status not in MEASURED or cell.context_tokens is None:
+    metric = metrics.SPEED.get(cell.phase) if cell.phase in metrics.PHASES else None
+    if cell.status not in MEASURED or cell.context_tokens is None or metric is None:
         return None
-    itl: float | None
-    if cell.phase == "prefill" and cell.prefill is not None:
-        rate, ttft, each, itl = cell.prefill.prefill_tok_s, _p50(cell.prefill.ttft_ms), None, None
-    elif cell.phase == "decode" and cell.decode is not None:
-        d = cell.decode
-        rate, ttft, each, itl = d.total_tok_s, _p50(d.ttft_ms), _p50(d.per_request_tok_s), _p50(d.itl_ms)
-    elif cell.phase == "burst" and cell.burst is not None:
-        b = cell.burst
-        rate, ttft, each, itl = b.end_to_end_tok_s, _p50(b.ttft_ms), _p50(b.per_request_tok_s), _p50(b.itl_ms)
-    else:
+    speed = metrics.read(cell, metric)
+    if speed.holder is None:  # a cell without the figures of its phase
         return None
-    value, low, high = _rate(rate)
+    rate, low, high = _above(speed.number), _above(speed.low), _above(speed.high)
+    if rate is None or low is None or high is None or not low <= rate <= high:
+        low = high = None  # no interval that does not hold the value
+    each, ttft, itl = (_above(metrics.read(cell, one).number) for one in _MEDIANS)
     return PointRow(
-        cell.phase, cell.context_tokens, cell.concurrency, cell.status, cell.status in SOUND, value, low, high, each,
+        cell.phase, cell.context_tokens, cell.concurrency, cell.status, cell.status in SOUND, rate, low, high, each,
         ttft, itl,
     )  # fmt: skip
-
-
-def _rate(rate: Rate) -> tuple[float | None, float | None, float | None]:
-    """(value, low, high); no interval that does not hold the value."""
-    value, low, high = _above(rate.value), _above(rate.low), _above(rate.high)
-    if value is None or low is None or high is None or not low <= value <= high:
-        return value, None, None
-    return value, low, high
-
-
-def _p50(found: Distribution) -> float | None:
-    return _above(found.p50)
 
 
 def _above(value: float | None) -> float | None:
@@ -277,79 +312,6 @@ def _summary(record: Record) -> str:
         "flatout": clean(record.client.flatout, 40),
     }
     return json.dumps(told, ensure_ascii=False, separators=(",", ":"))
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """`created`: False where the site had the record already."""
-
-    public_id: str
-    state: str
-    created: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Moved:
-    """A run that has just come into a state. `repro_key`: the configuration whose ranking that may change."""
-
-    public_id: str
-    content_hash: str
-    state: str
-    repro_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """A row of `runs`, by the names there, with the account's name (None: local)."""
-
-    id: int
-    public_id: str
-    content_hash: str
-    record_id: str
-    account_id: int | None
-    origin: str | None
-    state: str
-    state_reason: str | None
-    state_us: int | None
-    successor_id: int | None
-    replaces_id: int | None
-    received_us: int
-    started_us: int
-    bytes: int
-    samples_hash: str | None
-    model_key: str
-    model: str
-    hardware_key: str
-    hardware: str
-    engine_key: str
-    engine: str
-    engine_version: str | None
-    precision: str
-    speculation: str
-    repro_key: str
-    history_key: str
-    suite: str
-    run_state: str
-    cells: int
-    cells_measured: int
-    cells_sound: int
-    context_max: int | None
-    single_tok_s: float | None
-    total_tok_s: float | None
-    prefill_tok_s: float | None
-    trust: str
-    trust_notes: int
-    summary: str
-    account: str | None
-
-    def told(self) -> dict[str, Any]:
-        """What `facts` wrote into `summary`; empty for a deleted run."""
-        return dict(json.loads(self.summary))
-
-
-def now_us() -> int:
-    """This moment in microseconds since 1970 (UTC)."""
-    return time.time_ns() // 1000
 
 
 def run_rows() -> sa.Select[Any]:

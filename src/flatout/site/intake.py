@@ -60,10 +60,7 @@ def take(body: bytes, *, gzipped: bool, settings: Settings) -> Taken:
     elif len(body) > settings.max_record_bytes:
         raise _too_large("the record", len(body), settings.max_record_bytes)
     content = _content(body)
-    _shallow(content)
-    record = _record(content)
-    canonical = canonical_bytes(content)
-    facts = run_facts(record)
+    taken = _taken(content)
     found = rescan.leaks(content)
     if found:
         more = "" if len(found) == 1 else f" (and {len(found) - 1} more: {', '.join(one.place for one in found[1:6])})"
@@ -72,8 +69,21 @@ def take(body: bytes, *, gzipped: bool, settings: Settings) -> Taken:
             f"{found[0].what} stands here{more}. Nothing was kept. Publish with `flatout publish`, which takes such "
             "things out and shows what is left; a secret that was sent should be replaced at once",
         )
+    return taken
+
+
+def take_again(canonical: bytes) -> Taken:
+    """A record that was taken before, from the file that the site kept of it. Raises Refused as `take`, but for what
+    redaction finds today: its rules may have been others then."""
+    return _taken(_content(canonical))
+
+
+def _taken(content: dict[str, Any]) -> Taken:
+    _shallow(content)
+    record = _record(content)
+    canonical = canonical_bytes(content)
     digest = hashlib.sha256(canonical).hexdigest()
-    return Taken(record, canonical, digest, public_id_of(digest), facts)
+    return Taken(record, canonical, digest, public_id_of(digest), run_facts(record))
 
 
 def canonical_bytes(content: dict[str, Any]) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any, Final
 from sqlalchemy import Connection, and_, func, insert, literal, or_, select, update
 
 from flatout.site import schema
+from flatout.site.database import now_us
 from flatout.site.errors import Conflict, NotFound, Refused, no_run
-from flatout.site.index import now_us
 from flatout.site.schema import accounts, reports, runs
 
 LONGEST_REASON: Final = 2_000

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
@@ -21,11 +20,11 @@ from sqlalchemy.exc import IntegrityError
 
 from flatout.record import Record, parse
 from flatout.show.safe import clean
-from flatout.site import audit, boards, moderation
+from flatout.site import audit, boards, index, moderation
 from flatout.site.blobs import RECORDS, SAMPLES, Blobs
-from flatout.site.database import Database
+from flatout.site.database import Database, now_us
 from flatout.site.errors import Conflict, Forbidden, Gone, NotFound, Unavailable, no_run
-from flatout.site.index import Moved, Published, RunFacts, RunRow, count, now_us, run_row, run_rows, touch
+from flatout.site.index import Moved, Published, RunFacts, RunRow, run_row, run_rows
 from flatout.site.intake import Taken
 from flatout.site.schema import accounts, points, reports, runs, tokens
 
@@ -45,8 +44,19 @@ OWNERS_WISH: Final = "deleted at its publisher's wish"
 SWEEP_AFTER_S: Final = 3600.0
 _log: Final = logging.getLogger("flatout.site")
 _REASON_CHARS: Final = 500
-_CACHED_BYTES: Final = 24 * 1024 * 1024
-"""Of canonical JSON; the records themselves take about ten times that."""
+_KEPT_RECORDS: Final = 64  # parsed ones in memory
+_KEPT_BYTES: Final = (
+    400_000  # of canonical JSON; a longer record is parsed each time. In memory it takes ten times that
+)
+WIPED: Final[dict[str, Any]] = {
+    **dict.fromkeys(("record_id", "model_key", "model", "hardware_key", "hardware", "engine_key", "engine", "precision",
+                     "speculation", "repro_key", "history_key", "suite", "trust"), ""),
+    **dict.fromkeys(("account_id", "origin", "samples_hash", "engine_version", "context_max", "single_tok_s",
+                     "total_tok_s", "prefill_tok_s", "replaces_id")),
+    **dict.fromkeys(("cells", "cells_measured", "cells_sound", "trust_notes", "bytes"), 0),
+    "summary": "{}",
+}  # fmt: skip
+"""What a deleted run's row holds instead of what the record told."""
 
 
 class Store:
@@ -60,9 +70,7 @@ class Store:
         self.blobs = blobs
         self.settings = settings
         self.listeners: list[Callable[[Moved], None]] = []
-        self._records: OrderedDict[str, tuple[Record, int]] = OrderedDict()
-        self._records_bytes = 0
-        self._lock = threading.Lock()
+        self._parsed = lru_cache(_KEPT_RECORDS)(lambda content_hash: parse(blobs.get(RECORDS, content_hash)))
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -89,7 +97,15 @@ class Store:
                 _replaceable(_theirs(conn, replaces, account_id), account_id)
         if found is not None:
             return self._again(found, account_id, samples)
-        row = self._row_of(taken, account_id, origin)
+        waits = self.settings.moderation == "queue" and origin is None
+        received_us = now_us()
+        row = {
+            "account_id": account_id,
+            "origin": clean(origin, 300) if origin else None,
+            "state": QUEUED if waits else PUBLIC,
+            "received_us": received_us,
+            **columns_of(taken, received_us),
+        }
         self.blobs.put(RECORDS, taken.canonical)
         row["samples_hash"] = self.blobs.put(SAMPLES, samples) if samples is not None else None
         moved: list[Moved] = []
@@ -194,9 +210,9 @@ class Store:
             _ranked(conn, moved)
             _deed(conn, nobody, "account deleted", None, f"{len(mine)} runs")
             moderation.unnamed(conn, who, nobody)
-            needed = _hashes(conn)
+            needed = needed_files(conn)
+        self._parsed.cache_clear()
         for run in mine:
-            self._forget(run.content_hash)
             for kind, name in ((RECORDS, run.content_hash), (SAMPLES, run.samples_hash)):
                 if name and (kind, name) not in needed:
                     with contextlib.suppress(Unavailable):  # then the next sweep does it
@@ -206,7 +222,7 @@ class Store:
     def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
         """Deletes files without a run; returns how many. Raises Unavailable."""
         with self.database.read() as conn:
-            needed = _hashes(conn)
+            needed = needed_files(conn)
         return self.blobs.sweep(lambda kind, name: (kind, name) in needed, older_than_s)
 
     def renew(self) -> int:
@@ -216,7 +232,7 @@ class Store:
         for key in keys:  # each by itself: who publishes meanwhile waits for one alone
             with self._changing() as conn:
                 boards.refresh(conn, key)
-                touch(conn, key)
+                index.touch(conn, key)
         return len(keys)
 
     # --- reading --------------------------------------------------------------------------------------------------
@@ -245,14 +261,7 @@ class Store:
     def record(self, public_id: str) -> Record:
         """Raises NotFound, Gone (deleted), Unavailable. Shared: nobody changes it."""
         row = self._there(public_id)
-        with self._lock:
-            held = self._records.get(row.content_hash)
-            if held is not None:
-                self._records.move_to_end(row.content_hash)
-                return held[0]
-        made = parse(self.blobs.get(RECORDS, row.content_hash))
-        self._hold(row.content_hash, made, row.bytes)
-        return made
+        return (self._parsed if row.bytes <= _KEPT_BYTES else self._parsed.__wrapped__)(row.content_hash)
 
     def content(self, public_id: str) -> bytes:
         """The canonical JSON, whose SHA-256 is the run's content hash. Raises as `record`."""
@@ -266,20 +275,6 @@ class Store:
     def _there(self, public_id: str) -> RunRow:
         with self.database.read() as conn:
             return run_row(_one(conn, public_id))
-
-    def _hold(self, content_hash: str, made: Record, size: int) -> None:
-        with self._lock:
-            if content_hash not in self._records:
-                self._records[content_hash] = (made, size)
-                self._records_bytes += size
-            while self._records_bytes > _CACHED_BYTES and len(self._records) > 1:
-                _, (_, freed) = self._records.popitem(last=False)
-                self._records_bytes -= freed
-
-    def _forget(self, content_hash: str) -> None:
-        with self._lock:
-            held = self._records.pop(content_hash, None)
-            self._records_bytes -= held[1] if held else 0
 
     # --- parts of writing -----------------------------------------------------------------------------------------
 
@@ -306,24 +301,6 @@ class Store:
                 )
         return Published(str(found.public_id), str(found.state), created=False)
 
-    def _row_of(self, taken: Taken, account_id: int | None, origin: str | None) -> dict[str, Any]:
-        facts = {f.name: getattr(taken.facts, f.name) for f in fields(RunFacts) if f.name != "points"}
-        received_us = now_us()
-        trust, notes = _trust(taken.record, received_us)
-        waits = self.settings.moderation == "queue" and origin is None
-        return {
-            "public_id": taken.public_id,
-            "content_hash": taken.content_hash,
-            "account_id": account_id,
-            "origin": clean(origin, 300) if origin else None,
-            "state": QUEUED if waits else PUBLIC,
-            "received_us": received_us,
-            "bytes": len(taken.canonical),
-            "trust": trust,
-            "trust_notes": notes,
-            **facts,
-        }
-
     def _tell(self, moved: list[Moved]) -> None:
         for one in moved:
             for listener in self.listeners:
@@ -335,12 +312,8 @@ class Store:
     def _insert(
         self, conn: Connection, row: dict[str, Any], facts: RunFacts, who: str, replaces: str | None
     ) -> list[Moved]:
-        run_id = conn.execute(sa.insert(runs).values(row).returning(runs.c.id)).scalar_one()
-        if facts.points:
-            conn.execute(sa.insert(points), [{"run_id": run_id, **asdict(point)} for point in facts.points])
+        run_id = insert_run(conn, row, facts)
         _deed(conn, who, "published" if row["state"] == PUBLIC else "published, waits", run_id, None)
-        if row["state"] == PUBLIC:
-            count(conn, row, +1)
         moved = [Moved(str(row["public_id"]), str(row["content_hash"]), str(row["state"]), str(row["repro_key"]))]
         if replaces is not None:
             old = _theirs(conn, replaces, row["account_id"])
@@ -391,21 +364,37 @@ class Store:
             .values(state=state, state_reason=told, state_us=now_us(), successor_id=successor_id, **(wiped or {}))
         )
         if (run.state == PUBLIC) != (state == PUBLIC):
-            count(conn, run._mapping, +1 if state == PUBLIC else -1)
+            index.count(conn, run._mapping, +1 if state == PUBLIC else -1)
         _deed(conn, who, {PUBLIC: "approved"}.get(state, state), run.id, told)
         return Moved(str(run.public_id), str(run.content_hash), state, str(run.repro_key))
 
     def _delete(self, conn: Connection, run: Any, who: str) -> Moved:
         conn.execute(sa.delete(points).where(points.c.run_id == run.id))
-        wiped = {
-            **dict.fromkeys(("record_id", "model_key", "model", "hardware_key", "hardware", "engine_key", "engine",
-                             "precision", "speculation", "repro_key", "history_key", "suite"), ""),
-            **dict.fromkeys(("account_id", "origin", "samples_hash", "engine_version", "context_max", "single_tok_s",
-                             "total_tok_s", "prefill_tok_s", "replaces_id")),
-            **dict.fromkeys(("cells", "cells_measured", "cells_sound", "trust_notes", "bytes"), 0),
-            "trust": "", "summary": "{}",
-        }  # fmt: skip
-        return self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=wiped)
+        return self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=WIPED)
+
+
+def columns_of(taken: Taken, received_us: int) -> dict[str, Any]:
+    """The columns of `runs` that come from the record and the moment when the site got it."""
+    levels = [check.level for check in audit.checks(taken.record, received_us=received_us)]
+    bad = [level for level in levels if level != "good"]
+    return {
+        "public_id": taken.public_id,
+        "content_hash": taken.content_hash,
+        "bytes": len(taken.canonical),
+        "trust": "doubtful" if "doubt" in bad else "notes" if bad else "good",
+        "trust_notes": len(bad),
+        **{f.name: getattr(taken.facts, f.name) for f in fields(RunFacts) if f.name != "points"},
+    }
+
+
+def insert_run(conn: Connection, row: Mapping[str, Any], facts: RunFacts) -> int:
+    """A new run with its points, counted if it is public, ranked not yet; returns its number."""
+    run_id = int(conn.execute(sa.insert(runs).values(row).returning(runs.c.id)).scalar_one())
+    if facts.points:
+        conn.execute(sa.insert(points), [{"run_id": run_id, **asdict(point)} for point in facts.points])
+    if row["state"] == PUBLIC:
+        index.count(conn, row, +1)
+    return run_id
 
 
 def _one(conn: Connection, public_id: str, *, deleted: bool = False) -> Any:
@@ -451,7 +440,7 @@ def _nobody_waits_for(conn: Connection, old: Any) -> None:
         )
 
 
-def _hashes(conn: Connection) -> set[tuple[str, str]]:
+def needed_files(conn: Connection) -> set[tuple[str, str]]:
     """The files that runs need."""
     needed: set[tuple[str, str]] = set()
     for row in conn.execute(sa.select(runs.c.content_hash, runs.c.samples_hash).where(runs.c.state != DELETED)):
@@ -469,10 +458,3 @@ def _ranked(conn: Connection, moved: Iterable[Moved]) -> None:
     """Makes anew what these changes moved in rankings: once a configuration, when all of them are made."""
     for repro_key in dict.fromkeys(one.repro_key for one in moved):
         boards.refresh(conn, repro_key)
-
-
-def _trust(record: Record, received_us: int) -> tuple[str, int]:
-    """(good, notes or doubtful; number of notes and doubts)."""
-    levels = [check.level for check in audit.checks(record, received_us=received_us)]
-    bad = [level for level in levels if level != "good"]
-    return ("doubtful" if "doubt" in bad else "notes" if bad else "good"), len(bad)
