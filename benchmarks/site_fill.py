@@ -119,7 +119,7 @@ class _Batch:
         points = {row["id"]: facts.points for row, facts in runs}
         self._rows[schema.runs] += [row for row, _ in runs]
         self._rows[schema.points] += itertools.chain.from_iterable(cells)
-        self._rows[schema.standings] += boards.rows(members[0].repro_key, members, points, [None])
+        self._rows[schema.standings] += boards.standing_rows(members[0].repro_key, members, points, [None])
         if len(self._rows[schema.runs]) >= _CHUNK:
             self.flush()
 

@@ -94,8 +94,8 @@ def test_operating_points_that_cannot_be(name: str) -> None:
 
 
 def test_single_and_total_are_never_one_board() -> None:
-    found = boards.board_values([decode(1, 100.0), decode(4, 80.0), Cell("prefill", 8 * K, 1, 9000.0)])
-    assert {v.board.name: v.value for v in found} == {
+    found = boards.pooled_boards([[decode(1, 100.0), decode(4, 80.0), Cell("prefill", 8 * K, 1, 9000.0)]])
+    assert {board.name: held.value for board, held in found.items()} == {
         "single:8192": 100.0, "total:8192:4": 320.0, "prefill:8192": 9000.0,
         "users:8192:10": 4.0, "users:8192:20": 4.0, "users:8192:30": 4.0, "users:8192:50": 4.0,
     }  # fmt: skip

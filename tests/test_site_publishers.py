@@ -132,7 +132,7 @@ def test_doubtful_runs_count_where_there_is_no_other() -> None:
 @pytest.fixture(autouse=True)
 def without_doubts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The records of the tests, which are too alike, would all be doubtful."""
-    monkeypatch.setattr("flatout.site.store._trust", lambda record, received_us: ("good", 0))
+    monkeypatch.setattr("flatout.site.audit.trust", lambda record, received_us: ("good", 0))
 
 
 def people(store: Store, *names: str) -> list[int]:

@@ -60,6 +60,12 @@ def checks(record: Record, *, received_us: int | None = None) -> list[Check]:
     ]
 
 
+def trust(record: Record, received_us: int) -> tuple[str, int]:
+    """(good, notes or doubtful; number of notes and doubts)."""
+    bad = [check.level for check in checks(record, received_us=received_us) if check.level != "good"]
+    return ("doubtful" if "doubt" in bad else "notes" if bad else "good"), len(bad)
+
+
 def origins(record: Record) -> list[Origin]:
     """Where each field came from, in the order of a record."""
     return [

@@ -1,4 +1,5 @@
-"""Leaderboards as numbers: which operating points a run stands on, repeats pooled, places shared. Pure.
+"""Leaderboards: which operating points a run stands on, repeats pooled, places shared; and their rows in the database,
+made anew for a configuration when one of its runs changes.
 
 Single-stream decode, total throughput at a stated concurrency, prefill, and how many at once at a rate each are boards
 of their own: no ranking mixes them. Only valid cells count: where requests queued, fewer ran than the board says.
@@ -8,19 +9,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, Literal, Protocol
 
-from sqlalchemy import Connection, delete, func, insert, select
+from sqlalchemy import Connection, delete, false, func, insert, select
 
 from flatout.compare.ratio import Estimate, Ratio, estimate, of_samples, ratio, together
 from flatout.flags import Status
 from flatout.show import numbers
 from flatout.site import schema
 from flatout.site.database import unindexed, upsert
+from flatout.site.index import PointRow
 from flatout.site.schema import standings
 
 Kind = Literal["single", "total", "prefill", "users"]
@@ -37,29 +39,6 @@ _LARGEST: Final = 2**31 - 1
 _NAME: Final = re.compile(
     r"(?:(?P<one>single|prefill):(?P<c>[1-9]\d{0,9})|(?P<two>total|users):(?P<c2>[1-9]\d{0,9}):(?P<n>[1-9]\d{0,9}))"
 )
-
-
-class Point(Protocol):
-    """A measured cell, as the table `points` has it."""
-
-    @property
-    def phase(self) -> str: ...
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def concurrency(self) -> int: ...
-    @property
-    def status(self) -> str: ...
-    @property
-    def sound(self) -> bool: ...
-    @property
-    def rate_tok_s(self) -> float | None: ...
-    @property
-    def rate_low(self) -> float | None: ...
-    @property
-    def rate_high(self) -> float | None: ...
-    @property
-    def each_tok_s(self) -> float | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +98,9 @@ def parse(name: str) -> Board | None:
 
 
 @dataclass(frozen=True, slots=True)
-class BoardValue:
-    """One run on one board, with its 95 % interval; None where it is not known. On a board that counts requests [low,
-    high] is what the tested numbers leave open, and `high` None says: this many or more."""
-
-    board: Board
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Pooled:
-    """Some runs' values as one: geometric mean, 95 % interval (as in BoardValue), and how many runs."""
+    """Some runs' values as one: geometric mean, 95 % interval (None where it is not known), and how many runs. On a
+    board that counts requests [low, high] is what the tested numbers leave open; `high` None: this many or more."""
 
     value: float
     low: float | None
@@ -145,7 +114,7 @@ class Run:
 
     account: int | None
     doubtful: bool
-    points: Sequence[Point]
+    points: Sequence[PointRow]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +130,6 @@ class Agreed:
     doubtful: bool
 
 
-def board_values(points: Iterable[Point]) -> list[BoardValue]:
-    """All boards that one run stands on, shortest contexts first."""
-    return [BoardValue(board, p.value, p.low, p.high) for board, p in pooled_boards([list(points)]).items()]
-
-
 @lru_cache(maxsize=4096)
 def board_of(phase: str, context_tokens: int, concurrency: int) -> Board | None:
     """The board that ranks a cell's own rate; None for bursts and what can be no cell."""
@@ -176,10 +140,10 @@ def board_of(phase: str, context_tokens: int, concurrency: int) -> Board | None:
     return Board("single" if concurrency == 1 else "total", context_tokens, concurrency)
 
 
-def pooled_boards(runs: Sequence[Sequence[Point]]) -> dict[Board, Pooled]:
+def pooled_boards(runs: Sequence[Sequence[PointRow]]) -> dict[Board, Pooled]:
     """All boards that the repeats of one configuration stand on together, shortest contexts first, at most
     MOST_BOARDS."""
-    cells: dict[tuple[str, int, int], list[Point]] = {}
+    cells: dict[tuple[str, int, int], list[PointRow]] = {}
     for run in runs:
         for point in run:
             if _usable(point):
@@ -277,11 +241,11 @@ def _same(one: Pooled, other: Pooled, *, counts: bool) -> bool:
     return made.low is None or made.high is None or made.low <= 1 <= made.high
 
 
-def _usable(point: Point) -> bool:
+def _usable(point: PointRow) -> bool:
     return point.sound and 0 < point.context_tokens <= _LARGEST and 0 < point.concurrency <= _LARGEST
 
 
-def pool_points(points: Sequence[Point]) -> Pooled | None:
+def pool_points(points: Sequence[PointRow]) -> Pooled | None:
     """The rate of one cell over some runs; None where no run has a valid one."""
     usable = [p for p in points if p.status == Status.VALID]
     return pool([e for e in (estimate(p.rate_tok_s, p.rate_low, p.rate_high) for p in usable) if e is not None])
@@ -308,7 +272,7 @@ def _as_ratio(run: Estimate) -> Ratio:
     return Ratio(run.value, error=error)
 
 
-def _held(row: dict[int, list[Point]], each_tok_s: float) -> Pooled | None:
+def _held(row: dict[int, list[PointRow]], each_tok_s: float) -> Pooled | None:
     """The largest number at once at which each request gets the rate. Counts upwards and stops at the first that
     misses: a larger one that gets it again is luck. Where requests queue, the number did not run at once."""
     met: tuple[int, int] | None = None
@@ -387,8 +351,7 @@ _RANKED_STATES: Final = ("finished", "interrupted")
 @dataclass(frozen=True, slots=True)
 class Standing:
     """A configuration's row on a board. `place`: shared where no difference is shown. `value`, `low`, `high`: as in
-    `boards.Pooled`; the run stands for the configuration in links: its newest. `others`, `doubtful`: as in
-    `boards.Agreed`."""
+    `Pooled`; the run stands for the configuration in links: its newest. `others`, `doubtful`: as in `Agreed`."""
 
     board: Board
     place: int
@@ -424,6 +387,17 @@ class Standing:
         return self.low is not None and self.high is not None
 
 
+_OF_ROW: Final = {
+    **{name: standings.c[name] for name in ("value", "low", "high", "runs", "repro_key", "model_key", "hardware_key",
+                                            "engine_key", "others_low", "others_high")},
+    **{name: schema.runs.c[name] for name in ("history_key", "public_id", "started_us", "model", "hardware", "engine",
+                                              "engine_version", "precision", "speculation")},
+    "others": func.coalesce(standings.c.others, 0),
+    "doubtful": func.coalesce(standings.c.doubtful, false()),
+}  # fmt: skip
+"""Where each field of a Standing is read, but for the board and the place."""
+
+
 @dataclass(frozen=True, slots=True)
 class BoardInfo:
     """A board that has rows; `configurations`: how many."""
@@ -437,7 +411,7 @@ def refresh(conn: Connection, repro_key: str) -> None:
     several publishers become one row: `boards.agreed`). The transaction holds `Database.one_at_a_time`, else two would
     make the same rows."""
     members, first = _members(conn, repro_key)
-    made = rows(repro_key, members, _cells(conn, [row.id for row in members]), first)
+    made = standing_rows(repro_key, members, _cells(conn, [row.id for row in members]), first)
     had = set(conn.scalars(select(standings.c.board).where(standings.c.repro_key == repro_key)))
     if had:
         conn.execute(delete(standings).where(standings.c.repro_key == repro_key))
@@ -483,7 +457,7 @@ def _cells(conn: Connection, ids: Sequence[int]) -> dict[int, list[Any]]:
     return found
 
 
-def rows(
+def standing_rows(
     repro_key: str, members: Sequence[Any], cells: Mapping[int, Sequence[Any]], first: Sequence[int | None]
 ) -> list[dict[str, Any]]:
     """Rows of the table for one configuration. `members`: its runs, newest first; `cells`: their points, by the runs'
@@ -492,15 +466,11 @@ def rows(
     all_runs = [Run(row.account_id, row.trust == DOUBTFUL, cells.get(row.id, ())) for row in members]
     for board, value in ranked_boards(all_runs, first).items():
         stands = _standing(board, value, members, cells)
+        keys = {name: getattr(stands, name) for name in ("model_key", "hardware_key", "engine_key")}
+        others = {name: getattr(value, name) for name in ("others", "others_low", "others_high", "doubtful")}
         made.append(
-            {
-                "board": board.name, "repro_key": repro_key, "model_key": stands.model_key,
-                "hardware_key": stands.hardware_key, "engine_key": stands.engine_key, "value": value.pooled.value,
-                "low": value.pooled.low, "high": value.pooled.high, "runs": value.pooled.runs, "run_id": stands.id,
-                "others": value.others, "others_low": value.others_low, "others_high": value.others_high,
-                "doubtful": value.doubtful,
-            }
-        )  # fmt: skip
+            {"board": board.name, "repro_key": repro_key, "run_id": stands.id, **keys, **asdict(value.pooled), **others}
+        )
     return made
 
 
@@ -544,52 +514,23 @@ def top(
     known = parse(board)
     if known is None:
         return []
-    rows = first(conn, board, model=model, hardware=hardware, engine=engine, limit=limit)
-    return placed(known, rows, standing_for(conn, [row.run_id for row in rows]))
-
-
-def first(
-    conn: Connection, board: str, *, model: str | None = None, hardware: str | None = None, engine: str | None = None,
-    limit: int = 100,
-) -> Sequence[Any]:  # fmt: skip
-    """Rows of the table, the largest value first."""
-    wanted = [standings.c.board == board]
-    for column, key in (
-        (standings.c.model_key, model), (standings.c.hardware_key, hardware), (standings.c.engine_key, engine),
-    ):  # fmt: skip
-        if key is not None:
-            wanted.append(column == key)
+    asked = {standings.c.model_key: model, standings.c.hardware_key: hardware, standings.c.engine_key: engine}
     order = (standings.c.value.desc(), standings.c.repro_key.desc())
-    return conn.execute(select(standings).where(*wanted).order_by(*order).limit(max(1, min(limit, MOST_ROWS)))).all()
+    rows = conn.execute(
+        select(*(column.label(name) for name, column in _OF_ROW.items()))
+        .join_from(standings, schema.runs, schema.runs.c.id == standings.c.run_id)
+        .where(standings.c.board == board, *(column == key for column, key in asked.items() if key is not None))
+        .order_by(*order)
+        .limit(max(1, min(limit, MOST_ROWS)))
+    ).all()
+    order_of = places(rows, counts=known.kind == "users")
+    return [Standing(known, place, **row._mapping) for place, row in zip(order_of, rows, strict=True)]
 
 
-def standing_for(conn: Connection, ids: Sequence[int]) -> dict[int, Any]:
-    """What rows say of the runs that stand for them, by the runs' numbers."""
-    shown = ("id", "public_id", "started_us", "history_key", "model", "hardware", "engine", "engine_version",
-             "precision", "speculation")  # fmt: skip
-    chosen = sorted(set(ids))
-    found: dict[int, Any] = {}
-    for i in range(0, len(chosen), MOST_ROWS):
-        some = select(*(schema.runs.c[name] for name in shown)).where(schema.runs.c.id.in_(chosen[i : i + MOST_ROWS]))
-        found |= {row.id: row for row in conn.execute(some)}
-    return found
-
-
-def placed(board: Board, rows: Sequence[Any], stand: Mapping[int, Any]) -> list[Standing]:
-    """Rows of `first` with their places, and what `standing_for` found."""
-    order = places(rows, counts=board.kind == "users")
-    made = []
-    for place, row in zip(order, rows, strict=True):
-        run = stand[row.run_id]
-        made.append(
-            Standing(
-                board, place, row.value, row.low, row.high, row.runs, row.repro_key, run.history_key, run.public_id,
-                run.started_us, row.model_key, run.model, row.hardware_key, run.hardware, row.engine_key, run.engine,
-                run.engine_version, run.precision, run.speculation, row.others or 0, row.others_low, row.others_high,
-                bool(row.doubtful),
-            )
-        )  # fmt: skip
-    return made
+def placed(rows: Sequence[Standing]) -> list[Standing]:
+    """Some rows of one board, with their places among themselves."""
+    order = places(rows, counts=bool(rows) and rows[0].board.kind == "users")
+    return [replace(row, place=place) for place, row in zip(order, rows, strict=True)]
 
 
 def all_boards(conn: Connection, *, limit: int = 1000) -> list[BoardInfo]:

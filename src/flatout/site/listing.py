@@ -1,7 +1,10 @@
 """The list of runs: what was asked for in a short URL, the runs found, newest first, page by page.
 
 A page begins after a (started, id) position, so pages stay right while runs come and go, and the hundredth costs as
-much as the first.
+much as the first. The narrowest condition leads: how many public runs can match stands in `names`. Each key has an
+index in the order of time, which is read until the page is full while the other conditions are looked at row by row;
+only where no condition leads, the newest runs are. So neither database has to guess which index to take, and SQLite
+needs no statistics.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ MOST_ROWS: Final = 200
 MOST_CHOICES: Final = 200
 KEYS: Final[Mapping[str, str]] = {"m": "model", "h": "hardware", "e": "engine", "p": "precision", "s": "speculation"}
 """Parameter of the URL → kind of name."""
+_OWN_STATES: Final = ("public", "queued", "hidden", "withdrawn")
 _DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _POSITION: Final = struct.Struct(">qq")
@@ -88,9 +92,34 @@ class Filter:
         return urlencode([(name, str(value)) for name, value in told.items() if value])
 
     @property
+    def words(self) -> list[str]:
+        return list(dict.fromkeys(self.q.split()))
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """By kind, those that are asked for."""
+        return {kind: key for kind in KEYS.values() if (key := getattr(self, kind)) is not None}
+
+    @property
     def empty(self) -> bool:
         """Nothing is asked for (a page's position aside)."""
         return self in (Filter(), Filter(after=self.after))
+
+
+class Position(NamedTuple):
+    """A row's place in the order of lists: later comes first, then the larger number."""
+
+    started_us: int
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A page of a list. `limit`: rows at most."""
+
+    asked: Filter
+    after: Position | None
+    limit: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,60 +169,34 @@ def find(conn: Connection, asked: Filter, *, limit: int, secret: str, viewer: Vi
     """One page of at most `limit` (1 to 200) runs. Raises Refused for a position that this site did not give."""
     viewer = viewer or Viewer()
     limit = max(1, min(limit, MOST_ROWS))
-    wanted = _wanted(asked, secret, limit + 1)
+    wanted = _Wanted(asked, read_position(asked.after, secret) if asked.after else None, limit + 1)
     labels, notes = _names_of(conn, asked)
-    if viewer.own or viewer.state is not None:
-        rows = _special(conn, wanted, viewer)
+    states = (viewer.state,) if viewer.state is not None else _OWN_STATES
+    if viewer.own:
+        rows = _others(conn, wanted, states, viewer.account_id) if viewer.account_id is not None else []
+    elif viewer.state is not None:
+        rows = _others(conn, wanted, states, None) if viewer.moderator else []
     else:
-        rows = [] if notes else public(conn, wanted)
+        rows = [] if notes else _public(conn, wanted)
         if viewer.account_id is not None or viewer.moderator:
-            mine = None if viewer.moderator else viewer.account_id
-            rows = _sorted([*rows, *others(conn, wanted, states=("queued",), account_id=mine)])
+            waiting = _others(conn, wanted, ("queued",), None if viewer.moderator else viewer.account_id)
+            rows = _newest_first([*rows, *waiting])
     if not rows and not notes and asked.q:
         notes = (_NO_WORDS,)
     shown = rows[:limit]
-    more = len(rows) > limit
-    return Page(
-        shown, position(shown[-1].started_us, shown[-1].id, secret) if more else None, labels, () if shown else notes
-    )
+    after = position(shown[-1].started_us, shown[-1].id, secret) if len(rows) > limit else None
+    return Page(shown, after, labels, () if shown else notes)
 
 
-def _special(conn: Connection, wanted: Wanted, viewer: Viewer) -> list[RunRow]:
-    if viewer.own:
-        if viewer.account_id is None:
-            return []
-        states = ("public", "queued", "hidden", "withdrawn") if viewer.state is None else (viewer.state,)
-        return others(conn, wanted, states=states, account_id=viewer.account_id)
-    if not viewer.moderator:
-        return []
-    return others(conn, wanted, states=(str(viewer.state),), account_id=None)
-
-
-def _sorted(rows: Sequence[RunRow]) -> list[RunRow]:
+def _newest_first(rows: Sequence[RunRow]) -> list[RunRow]:
     return sorted(rows, key=lambda row: (row.started_us, row.id), reverse=True)
-
-
-def _wanted(asked: Filter, secret: str, limit: int) -> Wanted:
-    keys = {kind: key for kind in KEYS.values() if (key := getattr(asked, kind)) is not None}
-    return Wanted(
-        words=tuple(dict.fromkeys(asked.q.split())),
-        keys=keys,
-        context_tokens=asked.context_tokens,
-        from_us=_us(asked.first) if asked.first else None,
-        before_us=_us(asked.last + timedelta(days=1)) if asked.last else None,
-        after=read_position(asked.after, secret) if asked.after else None,
-        limit=limit,
-    )
 
 
 def _names_of(conn: Connection, asked: Filter) -> tuple[dict[str, str], tuple[str, ...]]:
     """(labels of the filter's keys by kind, what is said of those that are not there)."""
     labels: dict[str, str] = {}
     notes: list[str] = []
-    for kind in KEYS.values():
-        key = getattr(asked, kind)
-        if key is None:
-            continue
+    for kind, key in asked.keys.items():
         found = conn.execute(
             select(names.c.label, names.c.runs).where(names.c.kind == kind, names.c.key == key)
         ).first()
@@ -209,34 +212,17 @@ def _called(kind: str) -> str:
 
 
 def choices(conn: Connection) -> Choices:
-    """What there is to filter by."""
-    found = {kind: _choices(conn, kind) for kind in KEYS.values()}
-    return Choices(**found, context=_contexts(conn))
-
-
-def _choices(conn: Connection, kind: str) -> list[Choice]:
-    query = (
-        select(names.c.key, names.c.label, names.c.runs)
-        .where(names.c.kind == kind, names.c.runs > 0)
-        .order_by(names.c.runs.desc(), names.c.key.desc())
-        .limit(MOST_CHOICES)
-    )
-    return [Choice(row.key, row.label, row.runs) for row in conn.execute(query)]
-
-
-def _contexts(conn: Connection) -> list[Choice]:
-    """From the boards of one request alone, which every context has that was measured at all."""
-    query = (
-        select(boards.c.board, boards.c.configurations)
-        .where(boards.c.kind == "single")
-        .order_by(boards.c.configurations.desc(), boards.c.board.desc())
-        .limit(MOST_CHOICES)
-    )
-    found = []
-    for row in conn.execute(query):
-        tokens = int(row.board.removeprefix("single:"))
-        found.append((tokens, Choice(_short(tokens), numbers.context(tokens), row.configurations)))
-    return [choice for _, choice in sorted(found, key=lambda pair: pair[0])]
+    """What there is to filter by. Contexts are those of the boards of one request alone, which every context has that
+    was measured at all."""
+    made: dict[str, list[Choice]] = {}
+    for kind in KEYS.values():
+        there = select(names.c.key, names.c.label, names.c.runs).where(names.c.kind == kind, names.c.runs > 0)
+        most = there.order_by(names.c.runs.desc(), names.c.key.desc()).limit(MOST_CHOICES)
+        made[kind] = [Choice(*row) for row in conn.execute(most)]
+    single = select(boards.c.board, boards.c.configurations).where(boards.c.kind == "single")
+    most = single.order_by(boards.c.configurations.desc(), boards.c.board.desc()).limit(MOST_CHOICES)
+    contexts = sorted((int(row.board.removeprefix("single:")), row.configurations) for row in conn.execute(most))
+    return Choices(**made, context=[Choice(_short(tokens), numbers.context(tokens), n) for tokens, n in contexts])
 
 
 def position(started_us: int, run_id: int, secret: str) -> str:
@@ -298,7 +284,7 @@ def _short(tokens: int) -> str:
 
 
 def _us(day: date) -> int:
-    return int((datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH).total_seconds()) * 1_000_000
+    return (datetime(day.year, day.month, day.day, tzinfo=UTC) - _EPOCH) // timedelta(microseconds=1)
 
 
 NARROW: Final = 1500
@@ -313,26 +299,8 @@ _COLUMNS: Final[Mapping[str, ColumnElement[str]]] = {
 _TEXTS: Final = (runs.c.model, runs.c.hardware, runs.c.engine, runs.c.precision, runs.c.speculation)
 _ID_SIGNS: Final = frozenset(string.ascii_lowercase + "234567")
 _LEAST_ID: Final = 4
-
-
-class Position(NamedTuple):
-    """A row's place in the order of lists: later comes first, then the larger number."""
-
-    started_us: int
-    id: int
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a list asks for. `keys`: by kind. `from_us` included, `before_us` not. `limit`: rows at most."""
-
-    words: tuple[str, ...] = ()
-    keys: Mapping[str, str] = field(default_factory=dict)
-    context_tokens: int | None = None
-    from_us: int | None = None
-    before_us: int | None = None
-    after: Position | None = None
-    limit: int = 50
+_PUBLIC: Final = runs.c.state == "public"
+_UNINDEXED_PUBLIC: Final = unindexed(runs.c.state) == "public"
 
 
 @dataclass(frozen=True, slots=True)
@@ -350,95 +318,89 @@ class _Condition:
         return (bool(self.keys) and len(self.keys) <= MOST_KEYS) or self.most <= NARROW
 
 
-def public(conn: Connection, wanted: Wanted) -> list[RunRow]:
+def _public(conn: Connection, wanted: _Wanted) -> list[RunRow]:
     """Public runs, newest first."""
-    found = list(_conditions(conn, wanted))
+    found = list(_conditions(conn, wanted.asked))
     if any(condition.most <= 0 for condition in found):
         return []
     lead = min((c for c in found if c.leads), key=lambda c: c.most, default=None)
     rest = [c.where for c in found if c is not lead]
-    if lead is None:
-        return _rows(conn, walk(wanted, rest))
-    if len(lead.keys) == 1 and not lead.ids:
-        column, key = lead.keys[0]
-        return _rows(conn, walk(wanted, [column == key, *rest]))
-    return _led(conn, wanted, lead, rest)
+    if lead is not None and (len(lead.keys) != 1 or lead.ids):
+        return _led(conn, wanted, lead, rest)
+    first = [column == key for column, key in lead.keys] if lead is not None else []
+    return _rows(conn, _newest(run_rows().where(_PUBLIC, *first, *rest), wanted))
 
 
-def walk(wanted: Wanted, where: Sequence[ColumnElement[bool]], state: str = "public") -> Select[Any]:
-    """The newest runs in that state that fulfil the conditions."""
-    return _newest(run_rows().where(runs.c.state == state, *where), wanted)
-
-
-def _newest(asked: Select[Any], wanted: Wanted) -> Select[Any]:
-    order = (runs.c.started_us.desc(), runs.c.id.desc())
-    return _within(asked, wanted).order_by(*order).limit(wanted.limit)
-
-
-def _led(conn: Connection, wanted: Wanted, lead: _Condition, rest: Sequence[ColumnElement[bool]]) -> list[RunRow]:
+def _led(conn: Connection, wanted: _Wanted, lead: _Condition, rest: Sequence[ColumnElement[bool]]) -> list[RunRow]:
     """The page from the newest positions of each of the leading condition's keys."""
-    place = select(runs.c.started_us, runs.c.id)
+    place = select(runs.c.started_us, runs.c.id).where(*rest)
     asked: list[Select[Any]] = []
+    some: list[ColumnElement[bool]] = []
     if len(lead.keys) <= MOST_KEYS:
-        asked += [_newest(place.where(c == key, runs.c.state == "public", *rest), wanted) for c, key in lead.keys]
+        asked += [_newest(place.where(column == key, _PUBLIC), wanted) for column, key in lead.keys]
     else:
         for column in dict.fromkeys(column for column, _ in lead.keys):
-            keys = [key for c, key in lead.keys if c is column]
-            asked.append(_within(place.where(column.in_(keys), unindexed(runs.c.state) == "public", *rest), wanted))
-    for i in range(0, len(lead.ids), _CHUNK):
-        some = runs.c.id.in_(lead.ids[i : i + _CHUNK])
-        asked.append(_within(place.where(some, unindexed(runs.c.state) == "public", *rest), wanted))
+            some.append(column.in_([key for c, key in lead.keys if c is column]))
+    some += [runs.c.id.in_(lead.ids[i : i + _CHUNK]) for i in range(0, len(lead.ids), _CHUNK)]
+    asked += [_within(place.where(where, _UNINDEXED_PUBLIC), wanted) for where in some]
     seen = {Position(*row) for one in asked for row in conn.execute(one)}
     ids = [position.id for position in sorted(seen, reverse=True)[: wanted.limit]]
-    rows = _rows(conn, run_rows().where(runs.c.id.in_(ids), unindexed(runs.c.state) == "public"))
-    return sorted(rows, key=lambda row: (row.started_us, row.id), reverse=True)
+    return _newest_first(_rows(conn, run_rows().where(runs.c.id.in_(ids), _UNINDEXED_PUBLIC)))
 
 
-def others(conn: Connection, wanted: Wanted, *, states: Sequence[str], account_id: int | None) -> list[RunRow]:
+def _others(conn: Connection, wanted: _Wanted, states: Sequence[str], account_id: int | None) -> list[RunRow]:
     """Runs in these states, of one account or of all, newest first. They are few, or an account's: no counts lead."""
-    where = [*_plainly(wanted)]
+    asked = run_rows().where(*_plainly(wanted.asked))
     if account_id is not None:
-        mine = run_rows().where(runs.c.account_id == account_id, unindexed(runs.c.state).in_(states), *where)
+        mine = _within(asked.where(runs.c.account_id == account_id, unindexed(runs.c.state).in_(states)), wanted)
         order = (unindexed(runs.c.started_us).desc(), runs.c.id.desc())
-        return _rows(conn, _within(mine, wanted).order_by(*order).limit(wanted.limit))
-    rows = [row for state in states for row in _rows(conn, walk(wanted, where, state))]
-    return sorted(rows, key=lambda row: (row.started_us, row.id), reverse=True)[: wanted.limit]
+        return _rows(conn, mine.order_by(*order).limit(wanted.limit))
+    rows = [row for state in states for row in _rows(conn, _newest(asked.where(runs.c.state == state), wanted))]
+    return _newest_first(rows)[: wanted.limit]
 
 
 def _rows(conn: Connection, asked: Select[Any]) -> list[RunRow]:
     return [run_row(row) for row in conn.execute(asked)]
 
 
-def _within(asked: Select[Any], wanted: Wanted) -> Select[Any]:
+def _newest(asked: Select[Any], wanted: _Wanted) -> Select[Any]:
+    return _within(asked, wanted).order_by(runs.c.started_us.desc(), runs.c.id.desc()).limit(wanted.limit)
+
+
+def _within(asked: Select[Any], wanted: _Wanted) -> Select[Any]:
     """The dates, and what lies behind the page's position."""
-    if wanted.from_us is not None:
-        asked = asked.where(runs.c.started_us >= wanted.from_us)
-    if wanted.before_us is not None:
-        asked = asked.where(runs.c.started_us < wanted.before_us)
+    if wanted.asked.first is not None:
+        asked = asked.where(runs.c.started_us >= _us(wanted.asked.first))
+    if wanted.asked.last is not None:
+        asked = asked.where(runs.c.started_us < _us(wanted.asked.last + timedelta(days=1)))
     if wanted.after is not None:
-        asked = asked.where(tuple_(runs.c.started_us, runs.c.id) < tuple_(wanted.after.started_us, wanted.after.id))
+        asked = asked.where(tuple_(runs.c.started_us, runs.c.id) < tuple_(*wanted.after))
     return asked
 
 
-def _conditions(conn: Connection, wanted: Wanted) -> Iterator[_Condition]:
-    for kind, key in wanted.keys.items():
+def _conditions(conn: Connection, asked: Filter) -> Iterator[_Condition]:
+    for kind, key in asked.keys.items():
         column = _COLUMNS[kind]
         count = conn.scalar(select(names.c.runs).where(names.c.kind == kind, names.c.key == key)) or 0
         yield _Condition(unindexed(column) == key, count, ((column, key),))
-    if wanted.context_tokens is not None:
-        yield _context(conn, wanted.context_tokens)
-    for word in wanted.words:
+    if asked.context_tokens is not None:
+        yield _context(conn, asked.context_tokens)
+    for word in asked.words:
         yield _word(conn, word)
 
 
 def _context(conn: Connection, tokens: int) -> _Condition:
     """Runs that measured something at that context."""
     measured = select(points.c.run_id).where(points.c.context_tokens == tokens)
-    here = exists().where(points.c.run_id == runs.c.id, points.c.context_tokens == tokens)
+    here = _measured_at(tokens)
     if conn.execute(measured.offset(NARROW * 4).limit(1)).first() is not None:
         return _Condition(here, NARROW + 1)
     ids = tuple(conn.scalars(measured.distinct().limit(NARROW + 1)))
     return _Condition(here, len(ids), ids=ids)
+
+
+def _measured_at(tokens: int) -> ColumnElement[bool]:
+    return exists().where(points.c.run_id == runs.c.id, points.c.context_tokens == tokens)
 
 
 def _word(conn: Connection, word: str) -> _Condition:
@@ -464,7 +426,7 @@ def _word(conn: Connection, word: str) -> _Condition:
 def _with_id(conn: Connection, word: str) -> Iterator[int]:
     """Public runs of that record id, and those whose own id begins like that."""
     for where in _is_id(word):
-        yield from conn.scalars(select(runs.c.id).where(where, unindexed(runs.c.state) == "public").limit(_CHUNK))
+        yield from conn.scalars(select(runs.c.id).where(where, _UNINDEXED_PUBLIC).limit(_CHUNK))
 
 
 def _is_id(word: str) -> list[ColumnElement[bool]]:
@@ -476,11 +438,11 @@ def _is_id(word: str) -> list[ColumnElement[bool]]:
     return told
 
 
-def _plainly(wanted: Wanted) -> Iterator[ColumnElement[bool]]:
+def _plainly(asked: Filter) -> Iterator[ColumnElement[bool]]:
     """The conditions as they stand, for rows whose names are not counted."""
-    for kind, key in wanted.keys.items():
+    for kind, key in asked.keys.items():
         yield unindexed(_COLUMNS[kind]) == key
-    if wanted.context_tokens is not None:
-        yield exists().where(points.c.run_id == runs.c.id, points.c.context_tokens == wanted.context_tokens)
-    for word in wanted.words:
+    if asked.context_tokens is not None:
+        yield _measured_at(asked.context_tokens)
+    for word in asked.words:
         yield or_(*_is_id(word), *(holds(column, word) for column in _TEXTS))

@@ -375,14 +375,13 @@ class Store:
 
 def columns_of(taken: Taken, received_us: int) -> dict[str, Any]:
     """The columns of `runs` that come from the record and the moment when the site got it."""
-    levels = [check.level for check in audit.checks(taken.record, received_us=received_us)]
-    bad = [level for level in levels if level != "good"]
+    trust, notes = audit.trust(taken.record, received_us)
     return {
         "public_id": taken.public_id,
         "content_hash": taken.content_hash,
         "bytes": len(taken.canonical),
-        "trust": "doubtful" if "doubt" in bad else "notes" if bad else "good",
-        "trust_notes": len(bad),
+        "trust": trust,
+        "trust_notes": notes,
         **{f.name: getattr(taken.facts, f.name) for f in fields(RunFacts) if f.name != "points"},
     }
 

@@ -12,8 +12,7 @@ from sqlalchemy import Connection, exists, select
 
 from flatout.compare.ratio import Ratio
 from flatout.show import numbers
-from flatout.site import boards as leaderboards
-from flatout.site.boards import KINDS, Board, Kind, Standing, lead, parse
+from flatout.site.boards import KINDS, Board, Kind, Standing, lead, parse, placed, top
 from flatout.site.schema import boards, names, runs
 from flatout.site.schema import standings as ranked
 
@@ -114,24 +113,20 @@ def _common(conn: Connection, kind: SubjectKind, key: str, board_kind: Kind) -> 
 
 
 def _fastest(conn: Connection, kind: SubjectKind, key: str, known: Sequence[Board]) -> list[Fastest]:
-    best: dict[Board, list[Any]] = {}
     competes = attrgetter(*_AMONG[kind][1])
-    for board in known:
-        first_of: dict[tuple[str, ...], Any] = {}
-        for row in leaderboards.first(conn, board.name, **_only(kind, key), limit=_SCANNED):  # the fastest first
-            first_of.setdefault(competes(row), row)
-        best[board] = list(first_of.values())[:ROWS]
-    stand = leaderboards.standing_for(conn, [row.run_id for rows in best.values() for row in rows])
     made = []
-    for board, found in best.items():
-        rows = leaderboards.placed(board, found, stand)
+    for board in known:
+        first_of: dict[tuple[str, ...], Standing] = {}
+        for row in top(conn, board.name, **_only(kind, key), limit=_SCANNED):  # the fastest first
+            first_of.setdefault(competes(row), row)
+        rows = placed(list(first_of.values())[:ROWS])
         ahead = lead(rows[0], rows[1]) if len(rows) > 1 and board.kind != "users" else None
         made.append(Fastest(board, rows, ahead, words(board.kind, rows, ahead)))
     return made
 
 
-def _only(kind: SubjectKind, key: str) -> dict[str, str | None]:
-    return {"model": None, "hardware": None, "engine": None, kind: key}
+def _only(kind: SubjectKind, key: str) -> dict[str, Any]:
+    return {kind: key}
 
 
 def words(kind: Kind, rows: Sequence[Standing], ahead: Ratio | None) -> str:

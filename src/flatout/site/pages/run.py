@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import select
@@ -226,13 +226,14 @@ def _speed(request: Request, row: RunRow, name: str) -> tuple[Board | None, floa
         raise NotFound("There is no such operating point. They have names such as single:8192 or total:8192:32.")
     with site(request).database.read() as conn:
         sound = select(points).where(points.c.run_id == row.id, points.c.sound.is_(True))
-        values = boards.board_values(conn.execute(sound))
+        rows: list[Any] = list(conn.execute(sound))
+    values = {board: held.value for board, held in boards.pooled_boards([rows]).items()}
     if wanted is not None:
-        return wanted, next((value.value for value in values if value.board == wanted), None)
+        return wanted, values.get(wanted)
     for kind in ("single", "total", "prefill"):
-        if mine := [value for value in values if value.board.kind == kind]:
-            best = max(mine, key=lambda value: value.value)
-            return best.board, best.value
+        if mine := {board: value for board, value in values.items() if board.kind == kind}:
+            best = max(mine, key=mine.__getitem__)
+            return best, mine[best]
     return None, None
 
 
