@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from flatout.load.samples import ANSWER, CUT, OK, Samples
 from flatout.measure import interval, latency, pauses, tokens, trace, trend, window
-from flatout.measure.figures import Distribution
 from flatout.measure.percentile import quantile
+from flatout.record import QUANTILES, Distribution
 
 F64 = npt.NDArray[np.float64]
 Rng = np.random.Generator
@@ -333,7 +333,7 @@ class Scored:
     def scores(self) -> Iterator[Score]:
         """p50's, p90's and p99's."""
         values, weights = np.concatenate(self.values), np.concatenate(self.weights)
-        for name, q in zip(latency.NAMES, latency.QUANTILES, strict=True):
+        for name, q in QUANTILES.items():
             truth, score = quantile(values, weights, np.zeros(len(values), dtype=np.bool_), q), Score()
             for one, told in zip(self.made, self.told, strict=True):
                 if truth is not None and told:
@@ -370,7 +370,7 @@ def waits(make: Callable[[Rng, int], Samples], rng: Rng, traces: int, requests: 
     t0, t1 = 10_000_000_000, 10_000_000_000 + 10**15
     for _ in range(traces):
         found = make(rng, requests)
-        made, _ = latency.ttft(found, trace.build(found, tokens.count(found)), t0, t1)
+        made = latency.ttft(found, trace.build(found, tokens.count(found)), t0, t1)
         scored.add((found.first_token_ns - found.send_ns) / 1e6, np.ones(requests), made)
     return list(scored.scores())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from dataclasses import replace
 from urllib.parse import urlsplit
 
 import msgspec
@@ -18,12 +17,11 @@ from flatout.flags import Flag, Status
 from flatout.load.job import Endpoint, Job, SelfCheck, Stream, Timeouts
 from flatout.load.process import LoadPool
 from flatout.load.watch import AFTER_NS, KEPT, Pauses
-from flatout.measure.checks import in_window
+from flatout.measure.checks import in_window, self_check
 from flatout.measure.verdict import client_limits
 from flatout.protocol import Shape, body
 from flatout.rig import RigConfig, running
-from flatout.run.figures import self_check
-from tests.test_measure_verdict import CLEAN, CLEAN_CHECK, only
+from tests.test_measure_verdict import CLEAN_CHECK, only
 
 MS = 1_000_000
 LENGTHS = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 10**6)), max_size=200)
@@ -150,7 +148,7 @@ def test_a_frozen_reader_is_told() -> None:
     assert max(checks[0].pause_ns) > 0.25e9
     if checks[0].clock == "kernel":  # a token each 50 ms on 8 streams: five or more of each waited together
         assert sum(checks[0].pause_merged) >= 8 * (frozen_s / 0.05 - 2)
-    only(Flag.CLIENT_LIMITED, Status.DOUBTFUL, replace(CLEAN, self_checks=checks), "stood still")
+    only(Flag.CLIENT_LIMITED, Status.DOUBTFUL, "stood still", self_checks=checks)
 
 
 def test_a_reader_that_reads_says_nothing() -> None:

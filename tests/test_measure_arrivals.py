@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout.measure import trace
-from flatout.measure.arrivals import TOGETHER_NS, joined
-from flatout.measure.cell import decode_figures
+from flatout.measure.cell import decode
 from flatout.measure.tokens import count
+from flatout.measure.trace import TOGETHER_NS, joined
 from tests.measure_samples import MS, Request, S, samples, stream_of
 
 GAPS = st.lists(st.lists(st.sampled_from([0, 1, 20_000, 300_000, TOGETHER_NS, TOGETHER_NS + 1, 5 * MS]), max_size=30))
@@ -42,7 +42,7 @@ def test_a_burst_read_in_any_way_gives_the_same_figures(read: tuple[int, ...]) -
     """Four tokens a step of 20 ms, sent 15 us apart. `read`: the stamps that a client gave them, in us."""
     times = [step * 20 * MS + us * 1000 for step in range(1, 200) for us in read]
     made = samples([stream_of(times, send_ns=0, end_ns=5 * S)])
-    figures = decode_figures(made, t_open_ns=MS, t_close_ns=4 * S, context_tokens=0)
+    figures = decode(made, t_open_ns=MS, t_close_ns=4 * S, context_tokens=0).figures
     assert figures.itl_ms.p50 == pytest.approx(5.0, rel=0.001)
     assert figures.itl_ms.p99 == pytest.approx(5.0, rel=0.001)
     assert figures.tpot_ms.p50 == pytest.approx(5.0, rel=0.001)
@@ -51,7 +51,7 @@ def test_a_burst_read_in_any_way_gives_the_same_figures(read: tuple[int, ...]) -
 
 def test_a_stream_faster_than_that_keeps_its_speed() -> None:
     made = samples([stream_of([MS + i * 200_000 for i in range(20_000)], send_ns=0, end_ns=5 * S)])
-    figures = decode_figures(made, t_open_ns=10 * MS, t_close_ns=3 * S, context_tokens=0)
+    figures = decode(made, t_open_ns=10 * MS, t_close_ns=3 * S, context_tokens=0).figures
     assert figures.itl_ms.p50 == pytest.approx(0.2) and figures.tpot_ms.p50 == pytest.approx(0.2, rel=0.001)
 
 

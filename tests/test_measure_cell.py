@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -8,21 +10,30 @@ from hypothesis import strategies as st
 from flatout.engines.base import Live
 from flatout.flags import Flag, Status
 from flatout.load.samples import CUT, FAILED, REFUSED, Samples
-from flatout.measure.cell import (
-    burst_facts,
-    burst_figures,
-    decode_facts,
-    decode_figures,
-    prefill_facts,
-    prefill_figures,
-)
-from flatout.measure.figures import DecodeFigures, Distribution
-from flatout.measure.verdict import decode_verdict, prefill_verdict
+from flatout.measure import cell
+from flatout.measure.cell import Decode
+from flatout.measure.latency import RESTARTS
+from flatout.measure.verdict import Given, Verdict, burst_verdict, decode_verdict, prefill_verdict
+from flatout.record import DecodeFigures, Distribution, PrefillFigures
 from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
 
 
-def figures(found: Samples, t0: int = 2 * S, t1: int = 9 * S, **kwargs: object) -> DecodeFigures:
-    return decode_figures(found, t_open_ns=t0, t_close_ns=t1, context_tokens=1000, **kwargs)  # type: ignore[arg-type]
+def decode(arrivals: Samples, t0: int = 2 * S, t1: int = 9 * S, **kwargs: object) -> Decode:
+    return cell.decode(arrivals, t_open_ns=t0, t_close_ns=t1, context_tokens=1000, **kwargs)  # type: ignore[arg-type]
+
+
+def figures(arrivals: Samples, t0: int = 2 * S, t1: int = 9 * S, **kwargs: object) -> DecodeFigures:
+    return decode(arrivals, t0, t1, **kwargs).figures
+
+
+def judged(made: Decode, asked: int = 4, **given: Any) -> Verdict:
+    """With the server's running and waiting requests as its gauges have them."""
+    ran, waited = made.figures.active_server_mean, made.figures.waiting_server_mean
+    return decode_verdict(made, Given(asked, running=ran, waiting=waited, **given))
+
+
+def names(verdict: Verdict) -> list[str]:
+    return [flag.name for flag in verdict.flags]
 
 
 @pytest.mark.parametrize(
@@ -37,19 +48,18 @@ def test_known_speeds_are_read_back(streams: int, rate: int, k: int, in_step: bo
         np.random.default_rng(7), streams=streams, gap_ns=gap, ttft_ns=ttft, output=output, per_event=k,
         in_step=in_step, seconds=9.5,
     )  # fmt: skip
-    made = figures(found)
+    whole = decode(found)
+    made = whole.figures
     truth = streams * output / ((output // k - 1) * gap + ttft + 1000) * S
     assert made.total_tok_s.value == pytest.approx(truth, rel=0.003)
     assert made.total_tok_s.low is not None and made.total_tok_s.high is not None
     assert made.total_tok_s.low * 0.999 <= truth <= made.total_tok_s.high * 1.001
     assert made.ttft_ms.p50 == pytest.approx(10.0)
     assert made.itl_ms.p50 == pytest.approx(1000 / rate)
-    assert made.request_tok_s.value == pytest.approx(rate)
-    assert made.own_active.value == pytest.approx(streams, rel=1e-3)
-    assert made.token_sources == ("running counts",) and made.estimated_share == 0
-    verdict = decode_verdict(decode_facts(made, asked_concurrency=streams))
-    assert verdict.status == Status.VALID
-    assert verdict.notes == ()
+    assert made.per_request_tok_s.p50 == pytest.approx(rate)
+    assert made.active_own_mean == pytest.approx(streams, rel=1e-3)
+    assert whole.tokens.source == "running counts" and whole.tokens.estimated_share == 0
+    assert judged(whole, streams) == Verdict(Status.VALID, [])
 
 
 def test_clean_cells_raise_no_false_alarm() -> None:
@@ -62,8 +72,7 @@ def test_clean_cells_raise_no_false_alarm() -> None:
             output=int(rng.choice([128, 256, 512])), jitter=float(rng.choice([0, 0.05, 0.2])),
             in_step=bool(rng.integers(2)),
         )  # fmt: skip
-        verdict = decode_verdict(decode_facts(figures(found), asked_concurrency=streams))
-        assert (verdict.status, verdict.notes) == (Status.VALID, ())
+        assert judged(decode(found), streams) == Verdict(Status.VALID, [])
 
 
 def test_m10_a_hang_makes_the_server_slower_never_faster() -> None:
@@ -76,7 +85,7 @@ def test_m10_a_hang_makes_the_server_slower_never_faster() -> None:
     assert good.total_tok_s.value == pytest.approx(400.0)
     assert bad.total_tok_s.value == pytest.approx(400.0 * 3 / 7)
     assert bad.longest_gap_ms == pytest.approx(4010.0) and bad.longest_gap_open
-    assert Flag.DRIFTING in decode_verdict(decode_facts(bad, asked_concurrency=4)).flags
+    assert Flag.DRIFTING in names(judged(decode(hung)))
 
 
 def test_l1_m11_ramp_and_drain_stay_outside() -> None:
@@ -90,9 +99,9 @@ def test_l1_m11_ramp_and_drain_stay_outside() -> None:
 def test_l2_the_streams_that_had_started_are_counted() -> None:
     late = [stream_of([i * 10 * MS for i in range(900)], stream=0)]
     late += [stream_of([5 * S + i * 10 * MS for i in range(400)], stream=s) for s in range(1, 4)]
-    made = figures(samples(late))
-    assert made.streams_started == 1
-    assert decode_verdict(decode_facts(made, asked_concurrency=4)).status == Status.NO_STEADY_STATE
+    made = decode(samples(late))
+    assert made.figures.streams_started == 1
+    assert judged(made).status == Status.NO_STEADY_STATE
 
 
 def test_l3_the_launch_burst_is_not_the_ttft_of_restarts() -> None:
@@ -101,7 +110,7 @@ def test_l3_the_launch_burst_is_not_the_ttft_of_restarts() -> None:
     launch = found.round == 0
     found.send_ns[launch] -= 850 * MS
     made = figures(found)
-    assert made.ttft_of == "restarts" and made.ttft_ms.p50 == pytest.approx(50.0)
+    assert made.ttft_ms.whose == RESTARTS and made.ttft_ms.p50 == pytest.approx(50.0)
 
 
 def test_l5_s5_failed_refused_and_cut_requests_are_counted_apart() -> None:
@@ -115,63 +124,62 @@ def test_l5_s5_failed_refused_and_cut_requests_are_counted_apart() -> None:
         ]
     )
     made = figures(found)
-    assert (made.completed, made.failed, made.refused, made.cut) == (1, 1, 1, 1)
+    assert (made.completed, made.failed_requests, made.rate_limited) == (1, 1, 1)
 
 
 def test_gauges_counters_and_series() -> None:
     found = closed_loop(np.random.default_rng(0), seconds=9.5)
     live = [Live(i * S, running=4.0, waiting=0.0, kv_use=0.1 * i, preemptions_total=float(i // 5)) for i in range(10)]
     made = figures(found, live=live)
-    assert made.server_running.value == pytest.approx(4.0) and made.kv_use_max.value == pytest.approx(0.8)
-    assert made.preemptions.value == 1.0
-    assert made.prompt_tokens == (1000, 1000) and made.cached_tokens.value == 990
-    assert made.mean_depth_tokens.value == pytest.approx(1050, abs=5)
-    assert len(made.running_series.values) == 7 and 0 < len(made.tok_s_series.values) <= 120
+    assert made.active_server_mean == pytest.approx(4.0) and made.kv_use_max == pytest.approx(0.8)
+    assert made.preemptions == 1.0
+    assert made.prompt_tokens_min == made.prompt_tokens_max == 1000 and made.cached_tokens_mean == 990
+    assert made.mean_depth_tokens == pytest.approx(1050, abs=5)
+    assert made.running_series is not None and len(made.running_series.values) == 7
+    assert made.tok_s_series is not None and 0 < len(made.tok_s_series.values) <= 120
     blind = figures(found)
-    assert blind.server_running.value is None and blind.server_running.reason
+    assert blind.active_server_mean is None and blind.reasons["active_server_mean"] and blind.running_series is None
 
 
 def test_s7_other_traffic_is_in_the_counters_not_in_the_rate() -> None:
     """Fault S7: own tokens come from own streams; the server's counter shows the rest."""
     found = closed_loop(np.random.default_rng(0), seconds=9.5)
-    own = figures(found).all_tokens
+    own = decode(found).tokens.own_total
+    assert own is not None
     ends = {"idle_before": Live(0, generated_total=500.0)}
-    clean = figures(found, **ends, idle_after=Live(20 * S, generated_total=500.0 + own + 40))
-    other = figures(found, **ends, idle_after=Live(20 * S, generated_total=500.0 + 2 * own))
-    assert clean.total_tok_s == other.total_tok_s
-    assert decode_verdict(decode_facts(clean, asked_concurrency=4)).notes == ()
-    assert decode_verdict(decode_facts(other, asked_concurrency=4)).flags == (Flag.COUNTERS_DISAGREE,)
+    clean = decode(found, **ends, idle_after=Live(20 * S, generated_total=500.0 + own + 40))
+    other = decode(found, **ends, idle_after=Live(20 * S, generated_total=500.0 + 2 * own))
+    assert clean.figures.total_tok_s == other.figures.total_tok_s
+    assert names(judged(clean)) == [] and names(judged(other)) == [Flag.COUNTERS_DISAGREE]
 
 
 def test_t7_asked_and_real_length() -> None:
     found = closed_loop(np.random.default_rng(0), seconds=9.5)
     found.asked_tokens[:] = 400
-    made = figures(found)
-    verdict = decode_verdict(decode_facts(made, asked_concurrency=4, exact_length_asked=True))
-    assert verdict.flags == (Flag.EARLY_STOP,)
+    assert names(judged(decode(found), exact_length_asked=True)) == [Flag.EARLY_STOP]
 
 
 def test_tokens_of_cut_requests_are_flagged_with_their_share() -> None:
     found = closed_loop(np.random.default_rng(0), running=False, seconds=9.5)
-    made = figures(found)
-    assert made.token_sources == ("usage", "tokens per byte") and 0 < made.estimated_share < 0.3
-    assert decode_verdict(decode_facts(made, asked_concurrency=4)).flags == (Flag.TOKENS_ESTIMATED,)
+    made = decode(found)
+    assert made.tokens.source == "usage, tokens per byte" and 0 < (made.tokens.estimated_share or 0.0) < 0.3
+    assert names(judged(made)) == [Flag.TOKENS_ESTIMATED]
 
 
 def test_s8_looping_answers_make_the_cell_doubtful() -> None:
     found = closed_loop(np.random.default_rng(0), seconds=9.5)
     found.texts = ["I can not. " * 50 for _ in range(found.requests)]
-    verdict = decode_verdict(decode_facts(figures(found), asked_concurrency=4))
-    assert verdict.flags == (Flag.LOOPING,) and verdict.status == Status.DOUBTFUL
+    verdict = judged(decode(found))
+    assert names(verdict) == [Flag.LOOPING] and verdict.status == Status.DOUBTFUL
 
 
 def test_an_empty_cell_has_reasons_and_no_zeros() -> None:
     made = figures(Samples.empty())
     assert made.total_tok_s.low is None and made.total_tok_s.reason
-    assert made.request_tok_s.value is None and made.request_tok_s.reason
-    assert made.ttft_ms.p50 is None and made.ttft_of is None and made.itl_ms.reasons["p50"]
-    assert made.longest_gap_ms is None and made.drift is None and made.prompt_tokens is None
-    assert made.mean_depth_tokens.reason and made.output_mean.reason
+    assert made.per_request_tok_s.p50 is None and made.per_request_tok_s.reasons["p50"]
+    assert made.ttft_ms.p50 is None and made.ttft_ms.whose is None and made.itl_ms.reasons["p50"]
+    assert made.longest_gap_ms is None and made.drift_change is None and made.prompt_tokens_min is None
+    assert {"mean_depth_tokens", "output_tokens_mean"} <= set(made.reasons) and made.tok_s_series is None
     with pytest.raises(ValueError, match="must end after it opens"):
         figures(Samples.empty(), 5 * S, 5 * S)
 
@@ -182,8 +190,8 @@ def close(a: DecodeFigures, b: DecodeFigures) -> None:
     assert a.itl_ms.p50 == pytest.approx(b.itl_ms.p50) and a.itl_ms.p90 == pytest.approx(b.itl_ms.p90)
     assert a.ttft_ms.p50 == pytest.approx(b.ttft_ms.p50) and a.tpot_ms.p50 == pytest.approx(b.tpot_ms.p50)
     assert a.longest_gap_ms == pytest.approx(b.longest_gap_ms)
-    assert a.mean_depth_tokens.value == pytest.approx(b.mean_depth_tokens.value)
-    assert a.own_active.value == pytest.approx(b.own_active.value)
+    assert a.mean_depth_tokens == pytest.approx(b.mean_depth_tokens)
+    assert a.active_own_mean == pytest.approx(b.active_own_mean)
 
 
 @settings(max_examples=25)
@@ -193,15 +201,11 @@ def test_renaming_streams_and_reordering_requests_changes_nothing(
 ) -> None:
     found = closed_loop(np.random.default_rng(seed), streams=n, jitter=jitter, seconds=4.0)
     order = np.random.default_rng(seed + 1).permutation(found.requests)
-    columns = {}
-    for name in Samples.__dataclass_fields__:
-        value = getattr(found, name)
-        if isinstance(value, np.ndarray) and len(value) == found.requests and name not in ("t_ns", "kind", "text_len"):
+    of_arrivals = ("t_ns", "kind", "text_len", "running_tokens", "id_tokens")
+    columns = {name: getattr(found, name) for name in Samples.__dataclass_fields__}
+    for name, value in columns.items():
+        if isinstance(value, np.ndarray) and len(value) == found.requests and name not in of_arrivals:
             columns[name] = value[order]
-        else:
-            columns[name] = value
-    for name in ("running_tokens", "id_tokens", "t_ns", "text_len", "kind"):
-        columns[name] = getattr(found, name)
     moved = Samples(**columns)
     moved.stream = (n - 1 - moved.stream).astype(np.int32)
     close(figures(found, S, 4 * S), figures(moved, S, 4 * S))
@@ -224,80 +228,56 @@ def cold(ttft_ms: int, prompt: int = 8000, cached: int = 0, **kwargs: object) ->
     return stream_of([ttft_ms * MS, ttft_ms * MS + MS], prompt=prompt, cached=cached, **kwargs)  # type: ignore[arg-type]
 
 
+def prefill(requests: list[Request], errors: list[str] | None = None, **kwargs: Any) -> tuple[PrefillFigures, Verdict]:
+    made = cell.prefill(samples(requests, errors), **kwargs)
+    return made, prefill_verdict(made, Given(1))
+
+
 def test_prefill_is_uncached_tokens_over_ttft_median_of_cold_ones() -> None:
-    made = prefill_figures(samples([cold(800), cold(1000, cached=16), cold(1600)]), head_tokens=10, block_tokens=16)
-    assert [s.tok_s for s in made.samples] == pytest.approx([10_000, 7984, 5000])
-    assert made.tok_s.value == pytest.approx(7984) and made.tok_s.kind == "between repeats"
-    assert made.ttft_ms.p50 == pytest.approx(1000)
-    assert prefill_verdict(prefill_facts(made)).status == Status.VALID
+    made, verdict = prefill([cold(800), cold(1000, cached=16), cold(1600)], head_tokens=10, block_tokens=16)
+    assert [s.prefill_tok_s for s in made.samples] == pytest.approx([10_000, 7984, 5000])
+    assert made.prefill_tok_s.value == pytest.approx(7984) and made.prefill_tok_s.interval == "between repeats"
+    assert made.ttft_ms.p50 == pytest.approx(1000) and made.prompt_tokens == 8000
+    assert verdict.status == Status.VALID
 
 
 def test_c1_warm_prompts_are_not_counted() -> None:
     """Fault C1: a warm server makes prefill look many times faster; the cached count finds it out."""
-    made = prefill_figures(samples([cold(800), cold(20, cached=7990), cold(810), cold(790)]), block_tokens=16)
-    assert made.counted == 3 and made.warm == 1 and made.tok_s.value == pytest.approx(10_000)
-    assert made.samples[1].reason == "7990 of 8000 tokens were cached, at most 16 may be"
-    all_warm = prefill_figures(samples([cold(20, cached=7990) for _ in range(3)]), block_tokens=16)
-    verdict = prefill_verdict(prefill_facts(all_warm))
-    assert all_warm.tok_s.value is not None and verdict.status == Status.DOUBTFUL
-    assert Flag.CACHE_WARM in verdict.flags
+    made, _ = prefill([cold(800), cold(20, cached=7990), cold(810), cold(790)], block_tokens=16)
+    assert [s.used for s in made.samples] == [True, False, True, True]
+    assert made.prefill_tok_s.value == pytest.approx(10_000)
+    assert made.samples[1].note == "7990 of 8000 tokens were cached, at most 16 may be"
+    all_warm, verdict = prefill([cold(20, cached=7990) for _ in range(3)], block_tokens=16)
+    assert all_warm.prefill_tok_s.value is not None and verdict.status == Status.DOUBTFUL
+    assert Flag.CACHE_WARM in names(verdict)
 
 
 def test_prefill_without_counts_and_with_failures() -> None:
-    unknown = prefill_figures(samples([cold(800, prompt=-1, cached=-1)] * 3), prompt_tokens=4000)
-    assert unknown.tok_s.value == pytest.approx(5000) and unknown.unverified == 3
-    assert prefill_verdict(prefill_facts(unknown)).flags == (Flag.COLD_UNVERIFIED, Flag.TOKENS_ESTIMATED)
-    no_length = prefill_figures(samples([cold(800, prompt=-1)]))
-    assert no_length.tok_s.value is None and "length of the prompt" in (no_length.samples[0].reason or "")
-    broken = samples([Request(end_ns=S, outcome=FAILED, error=0)], ["HTTP 500: no memory"])
-    failed = prefill_figures(broken)
-    assert failed.failed == 1 and failed.samples[0].reason == "HTTP 500: no memory"
-    assert failed.tok_s.value is None and failed.tok_s.reason
-    assert prefill_verdict(prefill_facts(failed)).status == Status.FAILED
+    unknown, verdict = prefill([cold(800, prompt=-1, cached=-1)] * 3, prompt_tokens=4000)
+    assert unknown.prefill_tok_s.value == pytest.approx(5000) and unknown.prompt_tokens is None
+    assert names(verdict) == [Flag.COLD_UNVERIFIED, Flag.TOKENS_ESTIMATED]
+    no_length, _ = prefill([cold(800, prompt=-1)])
+    assert no_length.prefill_tok_s.value is None and "length of the prompt" in (no_length.samples[0].note or "")
+    failed, verdict = prefill([Request(end_ns=S, outcome=FAILED, error=0)], ["HTTP 500: no memory"])
+    assert failed.samples[0].ttft_ms is None and failed.samples[0].note == "HTTP 500: no memory"
+    assert failed.prefill_tok_s.value is None and failed.prefill_tok_s.reason and verdict.status == Status.FAILED
 
 
 def test_one_prefill_has_no_interval() -> None:
-    made = prefill_figures(samples([cold(800), cold(810)]))
-    assert made.tok_s.value is not None and made.tok_s.low is None and "too few" in (made.tok_s.reason or "")
+    rate = prefill([cold(800), cold(810)])[0].prefill_tok_s
+    assert rate.value is not None and rate.low is None and "too few" in (rate.reason or "")
 
 
 def test_m1_prefill_ends_at_the_first_content() -> None:
-    found = samples([Request([Event(5 * MS, 0, 0), Event(214 * MS, 4, 1)], prompt=214, cached=0)])
-    assert prefill_figures(found).samples[0].tok_s == pytest.approx(1000)
-
-
-# ---- burst
-
-
-def test_burst_rate_is_from_the_first_send_to_the_last_end() -> None:
-    requests = [stream_of([S + i * 10 * MS for i in range(100 * (s + 1))], stream=s, send_ns=s) for s in range(4)]
-    made = burst_figures(samples(requests))
-    assert made.wall_s.value == pytest.approx(1 + 399 * 0.01)
-    assert made.tokens == 1000 and made.total_tok_s.value == pytest.approx(1000 / 4.99)
-    assert made.total_tok_s.low is None and "one sample" in (made.total_tok_s.reason or "")
-    assert made.ttft_ms.n == 4 and made.ttft_ms.p50 == pytest.approx(1000)
-    assert made.request_tok_s.value == pytest.approx(100) and made.finished == 4
-    assert decode_verdict(burst_facts(made)).status == Status.VALID
-
-
-def test_burst_with_failures_and_with_nothing() -> None:
-    requests = [stream_of([S + i * 10 * MS for i in range(50)], stream=s) for s in range(3)]
-    requests.append(Request(stream=3, end_ns=20 * S, outcome=FAILED))
-    made = burst_figures(samples(requests))
-    assert made.failed == 1 and made.ttft_ms.censored == 1
-    assert "1 requests failed" in (decode_verdict(burst_facts(made)).reason or "")
-    empty = burst_figures(Samples.empty())
-    assert empty.total_tok_s.value is None and empty.wall_s.reason
-    assert decode_verdict(burst_facts(empty)).status == Status.FAILED
+    made, _ = prefill([Request([Event(5 * MS, 0, 0), Event(214 * MS, 4, 1)], prompt=214, cached=0)])
+    assert made.samples[0].prefill_tok_s == pytest.approx(1000)
 
 
 def test_cold_ttft_has_the_interval_that_its_prompts_allow() -> None:
     def of(times_ms: list[float]) -> Distribution:
-        found = [
-            stream_of([i * 10 * S + round(t * MS)], send_ns=i * 10 * S, stream=i, prompt=1000, cached=0)
-            for i, t in enumerate(times_ms)
-        ]
-        return prefill_figures(samples(found)).ttft_ms
+        starts = [i * 10 * S for i in range(len(times_ms))]
+        ones = [stream_of([at + round(t * MS)], send_ns=at) for at, t in zip(starts, times_ms, strict=True)]
+        return prefill(ones, prompt_tokens=1000)[0].ttft_ms
 
     three = of([99.0, 100.0, 101.0])
     assert three.p50 == pytest.approx(100.0) and three.p50_low is not None and three.p50_high is not None
@@ -307,3 +287,30 @@ def test_cold_ttft_has_the_interval_that_its_prompts_allow() -> None:
     assert two.p50_low is None and two.reasons["interval"] == "needs 3 prompts, has 2"
     ten = of([100.0 + i for i in range(10)])
     assert ten.p90 is not None and ten.p90_low is None and ten.reasons["p90_interval"] == "needs 36 prompts, has 10"
+
+
+# ---- burst
+
+
+def test_burst_rate_is_from_the_first_send_to_the_last_end() -> None:
+    requests = [stream_of([S + i * 10 * MS for i in range(100 * (s + 1))], stream=s, send_ns=s) for s in range(4)]
+    whole = cell.burst(samples(requests))
+    made = whole.figures
+    assert made.duration_s == pytest.approx(1 + 399 * 0.01)
+    assert made.output_tokens == 1000 and made.end_to_end_tok_s.value == pytest.approx(1000 / 4.99)
+    assert made.end_to_end_tok_s.low is None and "one sample" in (made.end_to_end_tok_s.reason or "")
+    assert made.ttft_ms.n == 4 and made.ttft_ms.p50 == pytest.approx(1000)
+    assert made.per_request_tok_s.p50 == pytest.approx(100) and made.completed == 4
+    assert burst_verdict(whole, Given(4)).status == Status.VALID
+
+
+def test_burst_with_failures_and_with_nothing() -> None:
+    requests = [stream_of([S + i * 10 * MS for i in range(50)], stream=s) for s in range(3)]
+    requests.append(Request(stream=3, end_ns=20 * S, outcome=FAILED))
+    made = cell.burst(samples(requests), rate_limited=2)
+    assert made.figures.failed_requests == 1 and made.figures.ttft_ms.censored == 1
+    reason = burst_verdict(made, Given(4)).reason or ""
+    assert "1 of 4 requests failed" in reason and "2 requests were refused" in reason
+    empty = cell.burst(Samples.empty())
+    assert empty.figures.end_to_end_tok_s.value is None and empty.figures.duration_s is None
+    assert burst_verdict(empty, Given(4)).status == Status.FAILED

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.measure.ends import SPEED_OFF, even_ends, pauses_ended
+from flatout.measure.pauses import SPEED_OFF, even_ends, pauses_ended
 
 
 def long_run_excess(firsts: list[int], most: int, token_s: float, pause_s: float, age_s: float, at_s: float) -> float:

@@ -246,7 +246,7 @@ def test_section_interval() -> None:
 
 def test_between_repeats() -> None:
     found = between_repeats([99.0, 100.0, 101.0])
-    assert found.value == 100.0 and found.kind == "between repeats" and found.n == 3
+    assert found.value == 100.0 and found.interval == "between repeats" and found.n == 3
     assert (found.high or 0) - 100 == pytest.approx(4.3026527297 / math.sqrt(3), rel=1e-9)
     assert between_repeats([5.0]).low is None and between_repeats([]).value is None
 

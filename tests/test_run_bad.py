@@ -18,8 +18,8 @@ from flatout.flags import MEASURED
 from flatout.load.job import Timeouts
 from flatout.record import Record, read
 from flatout.run import conduct
+from flatout.run.begin import ResumeError
 from flatout.run.events import Control
-from flatout.run.resume import ResumeError
 from tests.rigged import measure, rig, suite
 
 FLATOUT = [sys.executable, "-m", "flatout"]

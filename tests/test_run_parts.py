@@ -18,12 +18,12 @@ from flatout import record as rec
 from flatout.engines.base import MAX_TOKENS, Live
 from flatout.load.job import RID_WIDTH, Timeouts
 from flatout.protocol import Shape
-from flatout.run import idle, sends, warmup
+from flatout.run import idle, requests, warmup
+from flatout.run.begin import missing
 from flatout.run.decode import look_times_s
 from flatout.run.events import Control
-from flatout.run.gauges import interval_s
+from flatout.run.idle import interval_s
 from flatout.run.options import Options
-from flatout.run.resume import missing
 from flatout.run.session import Session, Stopped
 from flatout.run.store import new_directory, write_beside
 from tests.rigged import measure, rig, suite
@@ -31,7 +31,7 @@ from tests.rigged import measure, rig, suite
 
 @given(st.integers(1, 300), st.integers(2, 5000), st.integers(0, 99))
 def test_l3_first_lengths_are_spread_evenly(streams: int, most: int, seed: int) -> None:
-    lengths = sends.first_lengths(streams, most, seed)
+    lengths = requests.first_lengths(streams, most, seed)
     assert sorted(lengths) == sorted(max(1, round(i * most / streams)) for i in range(1, streams + 1))
     assert max(lengths) == most and min(lengths) >= 1
     if streams == 1:
@@ -40,7 +40,7 @@ def test_l3_first_lengths_are_spread_evenly(streams: int, most: int, seed: int) 
 
 def test_bodies_of_a_stream_differ_in_the_length_only_and_have_room_for_an_id() -> None:
     shape = Shape("completions", "m", (("min_tokens", MAX_TOKENS),), id_field="rid")
-    made = sends.stream(shape, "a text with @ signs @@@@", 64, 8)
+    made = requests.stream(shape, "a text with @ signs @@@@", 64, 8)
     body, first = json.loads(made.body), json.loads(made.first_body or b"")
     assert body.pop("max_tokens") == 64 == body.pop("min_tokens")
     assert first.pop("max_tokens") == 8 == first.pop("min_tokens")

@@ -16,7 +16,7 @@ Verdict = Literal["measure", "over_length", "over_capacity", "not_run"]
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the server takes, in tokens and requests; None where it is not known. See `target.base.Room`."""
+    """What the server takes, in tokens and requests; None where it is not known. See `engines.base.Room`."""
 
     model_length: int | None = None
     kv_tokens: int | None = None
@@ -86,6 +86,32 @@ def plan(suite: Suite, limits: Limits, *, max_concurrency: int | None = None) ->
     return _without_twins(cells)
 
 
+def plan_bursts(suite: Suite, limits: Limits, requests: int) -> list[PlannedCell]:
+    """One cell a context: `requests` prompts of their own. What the server cannot hold at once waits in its queue, so
+    only a request that is too long by itself is not sent."""
+    cells = []
+    for context in suite.decode or suite.prefill:
+        tokens = resolve(context, limits, suite.max_output)
+        alone = None if tokens is None else need(tokens, 1, suite.max_output, shared=False)
+        verdict, reason = verdict_of(tokens, 1, suite.max_output, alone, limits, context=context)
+        cells.append(
+            PlannedCell(
+                id=f"b/{tokens if tokens is not None else context}/{requests}",
+                phase="burst",
+                context=context,
+                context_tokens=tokens,
+                label=label(tokens, context),
+                concurrency=requests,
+                max_output=suite.max_output,
+                need_tokens=None if tokens is None else need(tokens, requests, suite.max_output, shared=False),
+                verdict=verdict,
+                reason=reason,
+                will_queue=limits.max_running is not None and requests > limits.max_running,
+            )
+        )
+    return cells
+
+
 def _rank(context: Context, limits: Limits, suite: Suite) -> tuple[float, int]:
     tokens = resolve(context, limits, suite.max_output)
     order = {"max": 1, "full": 2}.get(str(context), 0)
@@ -149,7 +175,8 @@ def verdict_of(
     context: Context,
     shared: bool = False,
 ) -> tuple[Verdict, str | None]:
-    """The verdict beforehand, in DESIGN's order: over length, then over capacity; queueing is no reason not to run."""
+    """The verdict beforehand: over length, then over capacity (docs/definitions.md, "Room"); queueing is no reason not
+    to run."""
     if tokens is None or needed is None:
         if limits.model_length is None:
             return "not_run", f"'{context}' needs the model's length, which the server does not tell; give --model-len"

@@ -6,13 +6,17 @@ CLOCK_MONOTONIC of the client. Everything in here has been through redaction bef
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT: Final = "flatout-record/1"
 MAX_BYTES: Final = 256 * 1024 * 1024
+QUANTILES: Final[Mapping[str, float]] = MappingProxyType({"p50": 0.5, "p90": 0.9, "p99": 0.99})
+"""Percentiles of every Distribution, ascending, by the name of their field; each has `<name>_low` and `<name>_high`."""
 
 
 class RecordError(Exception):
@@ -40,6 +44,13 @@ class Rate(Model):
     interval: str | None = None
     n: int | None = None
     reason: str | None = None
+
+    @property
+    def relative_half_width(self) -> float | None:
+        """Half the interval's width over the value; None where there is no interval or the value is 0."""
+        if self.value is None or self.low is None or self.high is None or self.value <= 0:
+            return None
+        return (self.high - self.low) / 2 / self.value
 
 
 class Histogram(Model):

@@ -17,12 +17,12 @@ from flatout.calibrate.scenes import TTFT_MS, Scene
 from flatout.calibration import Point
 from flatout.load.job import Endpoint, Job, Timeouts
 from flatout.load.process import LoadPool, Outcome
-from flatout.measure.cell import decode_figures
+from flatout.measure.cell import decode
 from flatout.measure.checks import in_window
 from flatout.protocol import PATHS, Shape
 from flatout.rig import RigHandle, Truth
 from flatout.rig.truth import BLOCKED
-from flatout.run.sends import first_lengths, stream
+from flatout.run.requests import first_lengths, stream
 
 START_S: Final = 30.0
 SETTLE_S: Final = 0.3
@@ -119,12 +119,13 @@ def point(scene: Scene, loaded: Loaded) -> Point:
     outcome, truth, open_ns, close_ns = loaded.outcome, loaded.truth, loaded.open_ns, loaded.close_ns
     if not outcome.samples.requests:
         raise SceneError(f"{scene.name}: nothing was read")
-    figures = decode_figures(outcome.samples, t_open_ns=open_ns, t_close_ns=close_ns, context_tokens=0)
+    made = decode(outcome.samples, t_open_ns=open_ns, t_close_ns=close_ns, context_tokens=0)
+    figures, log = made.figures, (truth, open_ns, close_ns)
     window_s = (close_ns - open_ns) / 1e9
     sent = compare.sent_events(truth, open_ns, close_ns)
     stamps = compare.stamps(outcome.samples, truth, open_ns, close_ns)
-    total, ttft = compare.total_tok_s(figures, truth), compare.ttft_p50_ms(figures, outcome.samples, truth)
-    itl_p50, itl_p99 = compare.itl_ms(figures, truth)
+    total, ttft = compare.total_tok_s(figures, *log), compare.ttft_p50_ms(figures, outcome.samples, *log)
+    itl_p50, itl_p99 = compare.itl_ms(figures, *log)
     blocked = int(((truth.event_flags[sent] & BLOCKED) > 0).sum())
     events = int(sent.sum())
     asked = _asked_events_s(scene, truth, open_ns, close_ns)
@@ -132,7 +133,7 @@ def point(scene: Scene, loaded: Loaded) -> Point:
     checks = in_window(outcome.checks, open_ns, close_ns)
     verdict = compare.judge(
         total, ttft, itl_p50, checks, asked_events_s=asked, sent_events_s=events / window_s, blocked=blocked,
-        merged_share=merged, estimated=figures.estimated_share > 0,
+        merged_share=merged, estimated=bool(made.tokens.estimated_share),
     )  # fmt: skip
     p50, p99 = _percentiles(stamps.error_us)
     lags = [c.lag_p99_ns for c in outcome.checks if c.lag_p99_ns is not None]
@@ -141,7 +142,7 @@ def point(scene: Scene, loaded: Loaded) -> Point:
         name=scene.name, kind=scene.kind, sender="lean" if scene.lean else "rig", streams=scene.streams,
         stream_tok_s=scene.stream_tok_s, tokens_per_event=scene.tokens_per_event, pattern=scene.pattern,
         window_s=window_s, asked_events_s=asked, sent_events_s=events / window_s, total_tok_s=total, ttft_p50_ms=ttft,
-        itl_p50_ms=itl_p50, itl_p99_ms=itl_p99, longest_gap_ms=compare.longest_gap_ms(figures, truth),
+        itl_p50_ms=itl_p50, itl_p99_ms=itl_p99, longest_gap_ms=compare.longest_gap_ms(figures, *log),
         events_matched=len(stamps.error_us), stamp_p50_us=p50, stamp_p99_us=p99,
         merged_share=merged,
         cpu_us_per_event=loaded.cpu_s * 1e6 / events if events else None,
@@ -149,7 +150,7 @@ def point(scene: Scene, loaded: Loaded) -> Point:
         lag_p99_us=max(lags) / 1e3 if lags else None, late_reads=sum(c.late_reads for c in outcome.checks),
         reads=sum(c.reads for c in outcome.checks),
         sender_late_p99_us=float(np.percentile(late, 99)) if len(late) else None, blocked=blocked,
-        token_source=", ".join(figures.token_sources), trusted=verdict.trusted,
+        token_source=made.tokens.source or "", trusted=verdict.trusted,
         held_by=verdict.held_by, reason=verdict.reason,
     )  # fmt: skip
 

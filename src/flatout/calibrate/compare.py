@@ -12,9 +12,9 @@ import numpy.typing as npt
 from flatout.calibration import Pair
 from flatout.load.job import SelfCheck
 from flatout.load.samples import Samples
-from flatout.measure.figures import DecodeFigures
-from flatout.measure.latency import LEAST_TOKENS
+from flatout.measure.latency import LEAST_TOKENS, RESTARTS
 from flatout.measure.verdict import client_limits
+from flatout.record import DecodeFigures
 from flatout.rig.truth import BLOCKED, SENT, Truth
 
 I64 = npt.NDArray[np.int64]
@@ -70,30 +70,29 @@ def stamps(samples: Samples, truth: Truth, t0_ns: int, t1_ns: int) -> Stamps:
     return Stamps(np.concatenate(errors) if errors else none, np.concatenate(merges) if merges else none.astype(bool))
 
 
-def total_tok_s(figures: DecodeFigures, truth: Truth) -> Pair:
-    return Pair(truth=truth.tok_s(figures.t_open_ns, figures.t_close_ns), reading=figures.total_tok_s.value)
+def total_tok_s(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> Pair:
+    return Pair(truth=truth.tok_s(t0_ns, t1_ns), reading=figures.total_tok_s.value)
 
 
-def ttft_p50_ms(figures: DecodeFigures, samples: Samples, truth: Truth) -> Pair:
+def ttft_p50_ms(figures: DecodeFigures, samples: Samples, truth: Truth, t0_ns: int, t1_ns: int) -> Pair:
     """The median over the requests that the reading is about: sent after the launch with their first token in the
     window, else the launch's own."""
-    restarts = figures.ttft_of == "restarts"
+    restarts = figures.ttft_ms.whose == RESTARTS
     wanted = {rid for rid, number in zip(samples.request_ids, samples.round, strict=True) if (number > 0) == restarts}
     times = truth.ttft_ms()
     first = truth.first_ns
     chosen = np.array([rid in wanted for rid in truth.rid], dtype=bool) & ~np.isnan(times)
     if restarts:
-        chosen &= (first >= figures.t_open_ns) & (first < figures.t_close_ns)
+        chosen &= (first >= t0_ns) & (first < t1_ns)
     true = float(np.median(times[chosen])) if chosen.any() else None
     return Pair(truth=true, reading=figures.ttft_ms.p50)
 
 
-def itl_ms(figures: DecodeFigures, truth: Truth) -> tuple[Pair, Pair]:
+def itl_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> tuple[Pair, Pair]:
     """p50 and p99 of the time between tokens, token-weighted; what was sent within 0.5 ms is one arrival, and a request
-    counts with the part of it inside the window, where that has 16 tokens (DESIGN's table)."""
-    t0, t1 = figures.t_open_ns, figures.t_close_ns
+    counts with the part of it inside the window, where that has 16 tokens (docs/definitions.md)."""
     owner, at, tokens = truth.arrivals()
-    inside = (at >= t0) & (at < t1)
+    inside = (at >= t0_ns) & (at < t1_ns)
     mine = np.bincount(owner[inside], tokens[inside], len(truth.rid))
     keep = (np.diff(owner) == 0) & inside[1:] & inside[:-1] & (mine[owner[1:]] >= LEAST_TOKENS)
     weights = tokens[1:][keep]
@@ -103,14 +102,13 @@ def itl_ms(figures: DecodeFigures, truth: Truth) -> tuple[Pair, Pair]:
     return Pair(truth=p50, reading=read.p50), Pair(truth=p99 if read.p99 is not None else None, reading=read.p99)
 
 
-def longest_gap_ms(figures: DecodeFigures, truth: Truth) -> Pair:
+def longest_gap_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> Pair:
     """The longest silence between two events of a request that overlaps the window. One that the window's end left
     open is known as a lower bound only, and not compared."""
-    t0, t1 = figures.t_open_ns, figures.t_close_ns
     sent = np.flatnonzero((truth.event_flags & SENT) > 0)
     order = sent[np.lexsort((truth.event_ns[sent], truth.event_request[sent]))]
     begin, end = truth.event_ns[order][:-1], truth.event_ns[order][1:]
-    inside = (np.diff(truth.event_request[order]) == 0) & (end > t0) & (end < t1)
+    inside = (np.diff(truth.event_request[order]) == 0) & (end > t0_ns) & (end < t1_ns)
     if figures.longest_gap_open or not inside.any():
         return Pair(reading=figures.longest_gap_ms)
     true = float((end - begin)[inside].max()) / 1e6

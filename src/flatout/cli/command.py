@@ -66,9 +66,8 @@ def _known_trouble() -> tuple[type[Exception], ...]:
     from flatout.load.process import LoadError
     from flatout.publish.errors import PublishError
     from flatout.rig.handle import RigError
-    from flatout.run.begin import CorpusError
-    from flatout.run.recount import TokenizerError
-    from flatout.run.resume import ResumeError
+    from flatout.run.begin import CorpusError, ResumeError
+    from flatout.run.prompts import TokenizerError
     from flatout.show.exports import ExportError
     from flatout.show.picture import PictureError
     from flatout.site.errors import SiteError

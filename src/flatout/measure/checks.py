@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from flatout import record
 from flatout.engines.base import Live
 from flatout.load.job import LAG_BIN_NS, SelfCheck
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.measure import tokens
-from flatout.measure.figures import CountPair
 
 OVER_ASKED: Final = 3
 """An end token and the like may be billed beyond the limit."""
 STOP_S: Final = 0.3
 """Time within which engines stop a request that was cut; what they generate in it is no disagreement."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountPair:
+    """Two counts of the same tokens. `slack`: tokens that `theirs` may exceed `ours` by for a known reason (work done
+    after a request was cut)."""
+
+    name: str
+    ours: float
+    theirs: float
+    slack: float = 0.0
 
 
 def in_window(checks: Sequence[SelfCheck], t0_ns: int, t1_ns: int) -> tuple[SelfCheck, ...]:
@@ -46,6 +58,37 @@ def _cut(check: SelfCheck, t0_ns: int, t1_ns: int) -> SelfCheck:
         pause_ns=tuple(length for _, length, _ in pauses),
         pause_merged=tuple(merged for _, _, merged in pauses),
         watched_s=(t1_ns - t0_ns) / 1e9,
+    )
+
+
+def self_check(checks: Sequence[SelfCheck]) -> record.SelfCheck | None:
+    """The load processes' own checks as one: sums of counts, the worst of the rest."""
+    if not checks:
+        return None
+
+    def worst(values: Sequence[int | None]) -> float | None:
+        known = [v for v in values if v is not None]
+        return max(known) / 1e6 if known else None
+
+    return record.SelfCheck(
+        clock="kernel" if all(c.clock == "kernel" for c in checks) else "user",
+        reads=sum(c.reads for c in checks),
+        late_reads=sum(c.late_reads for c in checks),
+        late_limit_ms=checks[0].late_limit_ns / 1e6,
+        merged_reads=sum(c.merged_reads for c in checks),
+        unstamped_reads=sum(c.unstamped_reads for c in checks),
+        lag_p50_ms=worst([c.lag_p50_ns for c in checks]),
+        lag_p99_ms=worst([c.lag_p99_ns for c in checks]),
+        lag_worst_ms=worst([c.lag_worst_ns for c in checks]),
+        cpu_share=max(c.cpu_s / c.wall_s for c in checks) if all(c.wall_s > 0 for c in checks) else None,
+        gc_pauses=sum(c.gc_pauses for c in checks),
+        gc_longest_ms=max(c.gc_longest_ns for c in checks) / 1e6,
+        clock_steps=sum(c.realtime_offset_steps for c in checks),
+        priority="real-time" if all(c.priority == "real-time" for c in checks) else "normal",
+        pauses=sum(c.pauses for c in checks),
+        pauses_total_ms=sum(c.pauses_total_ns for c in checks) / 1e6,
+        pause_longest_ms=worst([ns for c in checks for ns in c.pause_ns]),
+        pause_merged_events=sum(sum(c.pause_merged) for c in checks),
     )
 
 

@@ -13,10 +13,10 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from flatout.measure.figures import Rate
 from flatout.measure.pauses import PauseShare
 from flatout.measure.student import beta_inc, t_quantile
 from flatout.measure.trend import few_switches
+from flatout.record import Rate
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -151,23 +151,23 @@ def rate_interval(
     """
     seconds = len(bins) * bin_s
     if seconds <= 0:
-        return Rate(None, reason="the window has no length")
+        return Rate(reason="the window has no length")
     centre = float(bins.sum()) / seconds
     value = centre if value is None else value
     if value * seconds < LEAST_TOKENS:
-        return Rate(value, reason=f"fewer than {LEAST_TOKENS} tokens: too few for an interval")
+        return Rate(value=value, reason=f"fewer than {LEAST_TOKENS} tokens: too few for an interval")
     switches = few_switches(bins, least_run=3)
     if switches is not None:
-        return Rate(value, reason=rarely(switches))
+        return Rate(value=value, reason=rarely(switches))
     found = batch_interval(bins, looks=looks)
     if isinstance(found, str):
-        return Rate(value, reason=found)
+        return Rate(value=value, reason=found)
     below, above, batches = found
     paused = paused or PauseShare()
     beside = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks) * paused.deviation * value
     low = min(centre, value) / (1.0 + max(paused.excess, 0.0)) - math.hypot(below / bin_s, beside)
     high = max(centre, value) / (1.0 + min(paused.excess, 0.0)) + math.hypot(above / bin_s, beside)
-    return Rate(value, max(low, 0.0), high, "within this run", None, batches)
+    return Rate(value=value, low=max(low, 0.0), high=high, interval="within this run", n=batches)
 
 
 def rarely(switches: int) -> str:
@@ -219,16 +219,17 @@ def _smoothed(per_bin: Sequence[float]) -> F64:
 def between_repeats(values: Sequence[float]) -> Rate:
     """Median of repeats with Student's interval of their mean, widened to hold the median (n >= 2)."""
     if not values:
-        return Rate(None, reason="no repeat was measured")
+        return Rate(reason="no repeat was measured")
     middle = median(values)
     if len(values) < 2:
-        return Rate(middle, reason="one repeat has no spread", n=1)
+        return Rate(value=middle, reason="one repeat has no spread", n=1)
     data = np.asarray(values, dtype=np.float64)
     half = t_quantile(0.5 + CONFIDENCE / 2.0, len(data) - 1) * float(data.std(ddof=1)) / math.sqrt(len(data))
     mean = float(data.mean())
     return Rate(
-        middle, max(min(mean - half, middle), 0.0), max(mean + half, middle), "between repeats", None, len(data)
-    )
+        value=middle, low=max(min(mean - half, middle), 0.0), high=max(mean + half, middle), interval="between repeats",
+        n=len(data),
+    )  # fmt: skip
 
 
 def order_interval(values: Sequence[float] | F64, q: float) -> tuple[float, float] | None:

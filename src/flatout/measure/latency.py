@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from flatout.load.samples import OK, REFUSED, Samples
-from flatout.measure.figures import Distribution, Number, Rate
 from flatout.measure.interval import (
     BINS,
     WANDERED,
@@ -27,6 +26,7 @@ from flatout.measure.interval import (
 from flatout.measure.percentile import distribution, quantile, with_intervals
 from flatout.measure.trace import Trace
 from flatout.measure.trend import drift, few_switches
+from flatout.record import QUANTILES, Distribution
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -34,8 +34,9 @@ Mask = npt.NDArray[np.bool_]
 
 LEAST_RESTARTS: Final = 5
 LEAST_TOKENS: Final = 16
-QUANTILES: Final = (0.5, 0.9, 0.99)
-NAMES: Final = ("p50", "p90", "p99")
+RESTARTS: Final = "requests sent after the launch"
+LAUNCH: Final = "the launch's own requests"
+"""Whose TTFT a decode cell tells."""
 _LEAST_TO_JUDGE = 24  # requests in whose order a dependence can be seen: two to each of the fewest batches
 _TOGETHER = "the waits depend on each other, as of requests that were sent together"
 _LEAST_DRIFT = 0.02
@@ -68,9 +69,7 @@ class Parts:
     gap_cut: Mask
 
 
-def ttft(
-    samples: Samples, trace: Trace, t0_ns: int, t1_ns: int
-) -> tuple[Distribution, Literal["restarts", "launch"] | None]:
+def ttft(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Distribution:
     """TTFT = first token - send of the requests sent after the launch (their stream's round > 0) whose first token
     falls in the window; with fewer than five of them, of the launch's own requests. Requests still without a token at
     the window's end, sent in it after the launch, count as censored."""
@@ -78,19 +77,18 @@ def ttft(
     restarts = ran & (samples.round > 0)
     came = restarts & (trace.first_ns >= t0_ns) & (trace.first_ns < t1_ns)
     if came.sum() >= LEAST_RESTARTS:
-        return _ttft_of(
-            samples, trace, came, restarts & _still_waiting(samples, trace, t0_ns, t1_ns), t1_ns
-        ), "restarts"
+        waiting = restarts & _still_waiting(samples, trace, t0_ns, t1_ns)
+        return _ttft_of(samples, trace, came, waiting, t1_ns, RESTARTS)
     launch = ran & (samples.round == 0)
     came = launch & (trace.first_ns >= 0) & (trace.first_ns < t1_ns)
     waiting = launch & _still_waiting(samples, trace, t0_ns, t1_ns)
     if not came.any() and not waiting.any():
-        return distribution((), empty="no first token came"), None
-    return _ttft_of(samples, trace, came, waiting, t1_ns), "launch"
+        return distribution((), empty="no first token came")
+    return _ttft_of(samples, trace, came, waiting, t1_ns, LAUNCH)
 
 
 def first_answer(samples: Samples, t0_ns: int, t1_ns: int) -> Distribution | None:
-    """Time from send to the first token that is not reasoning (DESIGN: `first_answer`), of the requests for which that
+    """Time from send to the first token that is not reasoning, of the requests for which that
     falls in the window. None where no request reasoned: it is the TTFT then."""
     told = samples.first_answer_ns >= 0
     if not bool((told & (samples.first_answer_ns > samples.first_token_ns)).any()):
@@ -111,12 +109,12 @@ def _still_waiting(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Ma
     return np.asarray(in_window & (gave_up | (trace.first_ns >= t1_ns)))
 
 
-def _ttft_of(samples: Samples, trace: Trace, came: Mask, waiting: Mask, t1_ns: int) -> Distribution:
+def _ttft_of(samples: Samples, trace: Trace, came: Mask, waiting: Mask, t1_ns: int, whose: str) -> Distribution:
     ends = np.where(samples.end_ns < 0, t1_ns, np.minimum(samples.end_ns, t1_ns))
     values = np.concatenate((trace.first_ns[came] - samples.send_ns[came], (ends - samples.send_ns)[waiting])) * _MS
     cut = np.concatenate((np.zeros(int(came.sum()), dtype=np.bool_), np.ones(int(waiting.sum()), dtype=np.bool_)))
     when = np.concatenate((trace.first_ns[came], ends[waiting]))
-    found = distribution(values, censored=cut, empty="no first token came in the window")
+    found = distribution(values, censored=cut, empty="no first token came in the window", whose=whose)
     return with_intervals(found, _over_requests(values, cut, when))
 
 
@@ -125,16 +123,16 @@ def _over_requests(values: F64, cut: Mask, when_ns: I64) -> Ends:
     time; as if they were independent where they are too few for that."""
     n = len(values)
     if n < _LEAST_TO_JUDGE:
-        return {name: _by_order(values, cut, q) for name, q in zip(NAMES, QUANTILES, strict=True)}
+        return {name: _by_order(values, cut, q) for name, q in QUANTILES.items()}
     order = np.empty(n, dtype=np.int64)
     order[np.argsort(when_ns, kind="stable")] = np.arange(n)
     count = min(n, BINS)
 
     def judged(v: F64) -> list[End]:
-        return quantile_intervals(v, np.ones(n), order * count // n, count, QUANTILES, what="requests")
+        return quantile_intervals(v, np.ones(n), order * count // n, count, list(QUANTILES.values()), what="requests")
 
     found = [_TOGETHER if end == WANDERED else end for end in _two_ended(values, cut, judged)]
-    return dict(zip(NAMES, found, strict=True))
+    return dict(zip(QUANTILES, found, strict=True))
 
 
 def _by_order(values: F64, cut: Mask, q: float) -> End:
@@ -162,7 +160,8 @@ def all_ttft(samples: Samples, trace: Trace) -> Distribution:
     ran = (samples.outcome != REFUSED) & (samples.send_ns >= 0)
     came = ran & (trace.first_ns >= 0)
     waiting = ran & (trace.first_ns < 0) & (samples.end_ns >= 0)
-    return _ttft_of(samples, trace, came, waiting, int(samples.end_ns.max(initial=0)))
+    until_ns = int(samples.end_ns.max(initial=0))
+    return _ttft_of(samples, trace, came, waiting, until_ns, "all requests, sent at once and cold")
 
 
 def parts(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Parts:
@@ -231,15 +230,15 @@ def itl(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
             sections.append(middle[0])
     unsteady = _unsteady(sections)
     if unsteady:
-        return with_intervals(result, dict.fromkeys(NAMES, unsteady))
+        return with_intervals(result, dict.fromkeys(QUANTILES, unsteady))
     usual_ns = float(np.median(found.gap_ms * found.gap_tokens)) / _MS
     count = int(np.clip((t1_ns - t0_ns) / max(_BIN_GAPS * usual_ns, 1.0), 1, BINS))
     where = ((found.gap_end_ns - t0_ns) * count // max(t1_ns - t0_ns, 1)).clip(0, count - 1)
 
     def judged(v: F64) -> list[End]:
-        return quantile_intervals(v, found.gap_tokens, where, count, QUANTILES, what="gaps")
+        return quantile_intervals(v, found.gap_tokens, where, count, list(QUANTILES.values()), what="gaps")
 
-    return with_intervals(result, dict(zip(NAMES, _two_ended(found.gap_ms, found.gap_cut, judged), strict=True)))
+    return with_intervals(result, dict(zip(QUANTILES, _two_ended(found.gap_ms, found.gap_cut, judged), strict=True)))
 
 
 def _unsteady(sections: Sequence[float]) -> str | None:
@@ -276,10 +275,10 @@ def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
         sections.append(float(np.median(time[tokens > 0] / tokens[tokens > 0])))
     pace = _unsteady(sections) or section_interval(sections, centre=result.p50) or "too few tokens for an interval"
     if isinstance(pace, str):
-        return with_intervals(result, dict.fromkeys(NAMES, pace))
+        return with_intervals(result, dict.fromkeys(QUANTILES, pace))
     below, above = (result.p50 - pace[0]) / result.p50, (pace[1] - result.p50) / result.p50
     ends: Ends = {}
-    for name, q in zip(NAMES, QUANTILES, strict=True):
+    for name, q in QUANTILES.items():
         own, value = _by_order(found.tpot_ms, found.cut, q), getattr(result, name)
         if name == "p50":
             ends[name] = pace if isinstance(own, str) else (min(pace[0], own[0]), max(pace[1], own[1]))
@@ -291,13 +290,14 @@ def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
     return with_intervals(result, ends)
 
 
-def request_rate(times: Distribution) -> Rate:
+def per_request_tok_s(times: Distribution) -> Distribution:
     """Per-request tok/s = 1 / TPOT, the median over requests (the reciprocal of the median of TPOT)."""
     if times.p50 is None or times.p50 <= 0:
-        return Rate(None, reason=times.reasons.get("p50", "the answers came in one piece"))
+        return Distribution(reasons={"p50": times.reasons.get("p50", "the answers came in one piece")})
     if times.p50_low is None or times.p50_high is None or times.p50_low <= 0:
-        return Rate(1e3 / times.p50, reason=times.reasons.get("interval", "its interval reaches 0"), n=times.n)
-    return Rate(1e3 / times.p50, 1e3 / times.p50_high, 1e3 / times.p50_low, "within this run", None, times.n)
+        reason = times.reasons.get("interval", "its interval reaches 0")
+        return Distribution(p50=1e3 / times.p50, n=times.n, reasons={"interval": reason})
+    return Distribution(p50=1e3 / times.p50, p50_low=1e3 / times.p50_high, p50_high=1e3 / times.p50_low, n=times.n)
 
 
 def longest_gap(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> tuple[float | None, bool]:
@@ -323,9 +323,9 @@ def longest_gap(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> tuple
     return closed_ns * _MS, bool(clipped[int(np.argmax(length))])
 
 
-def connect_ms(samples: Samples) -> Number:
-    """Median of TCP and TLS set-up, outside TTFT (fault M2)."""
+def connect_ms(samples: Samples) -> float | str:
+    """Median of TCP and TLS set-up, outside TTFT (fault M2); or the reason why there is none."""
     opened = samples.connect_ns[samples.connect_ns >= 0]
     if not len(opened):
-        return Number(None, "no connection was opened for a request: all were open before")
-    return Number(float(np.median(opened)) * _MS)
+        return "no connection was opened for a request: all were open before"
+    return float(np.median(opened)) * _MS

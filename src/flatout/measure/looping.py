@@ -8,8 +8,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from flatout.measure.figures import Number
-
 LEAST_BYTES: Final = 200
 LEAST_REPEATS: Final = 4
 LEAST_SHARE: Final = 0.5
@@ -65,9 +63,9 @@ def _covered(array: npt.NDArray[np.uint8], period: int, position: int) -> int:
     return end - begin + period if end > begin else 0
 
 
-def looping_share(texts: Iterable[str]) -> Number:
-    """Share of the texts long enough to judge that loop."""
+def looping_share(texts: Iterable[str]) -> float | str:
+    """Share of the texts long enough to judge that loop; or why nothing can be told."""
     judged = [result for text in texts if (result := looping(text)) is not None]
     if not judged:
-        return Number(None, f"no answer had {LEAST_BYTES} bytes of text to judge")
-    return Number(sum(judged) / len(judged))
+        return f"no answer had {LEAST_BYTES} bytes of text to judge"
+    return sum(judged) / len(judged)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-from flatout.measure.figures import Distribution, Histogram
+from flatout.record import QUANTILES, Distribution, Histogram
 
 F64 = npt.NDArray[np.float64]
 
-LEAST_SAMPLES: Final = {0.5: 1, 0.9: 10, 0.99: 100}
-"""Samples a percentile needs: ceil(1 / (1 - q)), so that one lies beyond it; a median is shown of any number, with
-n."""
+LEAST_SAMPLES: Final = {name: 1 if q <= 0.5 else math.ceil(round(1.0 / (1.0 - q), 9)) for name, q in QUANTILES.items()}
+"""Samples that a percentile needs, so that one lies beyond it; a median is shown of any number, with n."""
 
 _HISTOGRAM_BINS = 40
 
@@ -59,6 +57,7 @@ def distribution(
     censored: npt.NDArray[np.bool_] | None = None,
     empty: str = "no sample",
     what: str = "requests",
+    whose: str | None = None,
 ) -> Distribution:
     """Percentiles, mean, maximum and histogram of `values` (n,), weighted, without intervals (see `with_intervals`).
 
@@ -68,83 +67,69 @@ def distribution(
     data = np.asarray(values, dtype=np.float64)
     n = len(data)
     if not n:
-        return Distribution(reasons=dict.fromkeys(("p50", "p90", "p99", "max", "mean", "interval"), empty))
+        return Distribution(whose=whose, reasons=dict.fromkeys((*QUANTILES, "max", "mean", "interval"), empty))
     weight = np.ones(n) if weights is None else weights
     cut = np.zeros(n, dtype=np.bool_) if censored is None else censored
     reasons = {"interval": "not computed"}
-    found: dict[str, float | None] = {}
-    for q, least in LEAST_SAMPLES.items():
-        name = f"p{round(q * 100)}"
-        found[name], reason = _percentile(data, weight, cut, q, least, what)
-        if reason:
-            reasons[name] = reason
-    mean: float | None = float((data * weight).sum() / weight.sum())
-    largest: float | None = float(data.max())
+    figures: dict[str, Any] = {"mean": float((data * weight).sum() / weight.sum()), "max": float(data.max())}
+    for name in QUANTILES:
+        value = _percentile(data, weight, cut, name, what)
+        if isinstance(value, str):
+            reasons[name] = value
+        else:
+            figures[name] = value
     if cut.any():
         reasons["mean"] = f"{int(cut.sum())} of {n} {what} were cut: only a lower bound is known"
-        mean = None
-        reasons["max"] = (
-            "the longest that was not cut" if data[~cut].max(initial=-1.0) >= data.max() else reasons["mean"]
-        )
-        largest = largest if reasons["max"] != reasons["mean"] else None
-    return Distribution(
-        n=n,
-        p50=found["p50"],
-        p90=found["p90"],
-        p99=found["p99"],
-        max=largest,
-        mean=mean,
-        censored=int(cut.sum()),
-        reasons=reasons,
-        histogram=histogram(data[~cut], weight[~cut]),
-    )
+        del figures["mean"]
+        if data[~cut].max(initial=-1.0) >= data.max():
+            reasons["max"] = "the longest that was not cut"
+        else:
+            reasons["max"] = reasons["mean"]
+            del figures["max"]
+    bins = histogram(data[~cut], weight[~cut])
+    return Distribution(n=n, censored=int(cut.sum()), whose=whose, reasons=reasons, histogram=bins, **figures)
 
 
-def with_intervals(found: Distribution, ends: Mapping[str, tuple[float, float] | str]) -> Distribution:
+def with_intervals(plain: Distribution, ends: Mapping[str, tuple[float, float] | str]) -> Distribution:
     """The distribution with 95 % intervals of the percentiles that it has, by name (`p50`), each with the reason where
     there is none. An interval is widened to hold its percentile, and never reaches below 0."""
-    reasons = {name: text for name, text in found.reasons.items() if not name.endswith("interval")}
-    limits: dict[str, tuple[float, float] | tuple[None, None]] = {}
-    for name, value in (("p50", found.p50), ("p90", found.p90), ("p99", found.p99)):
-        made = ends.get(name, "not computed")
-        limits[name] = None, None
-        if value is not None and isinstance(made, str):
-            reasons["interval" if name == "p50" else f"{name}_interval"] = made
-        elif value is not None and not isinstance(made, str):
-            limits[name] = max(min(made[0], value), 0.0), max(made[1], value)
-    (p50_low, p50_high), (p90_low, p90_high), (p99_low, p99_high) = limits["p50"], limits["p90"], limits["p99"]
-    return replace(
-        found, reasons=reasons, p50_low=p50_low, p50_high=p50_high, p90_low=p90_low, p90_high=p90_high,
-        p99_low=p99_low, p99_high=p99_high,
-    )  # fmt: skip
+    reasons = {name: text for name, text in plain.reasons.items() if not name.endswith("interval")}
+    limits: dict[str, float] = {}
+    for name in QUANTILES:
+        value, end = getattr(plain, name), ends.get(name, "not computed")
+        if value is None:
+            continue
+        if isinstance(end, str):
+            reasons["interval" if name == "p50" else f"{name}_interval"] = end
+        else:
+            limits |= {f"{name}_low": max(min(end[0], value), 0.0), f"{name}_high": max(end[1], value)}
+    return plain.model_copy(update={"reasons": reasons, **limits})
 
 
-def _percentile(
-    data: F64, weight: F64, cut: npt.NDArray[np.bool_], q: float, least: int, what: str
-) -> tuple[float | None, str | None]:
-    if len(data) < least:
-        return None, f"needs {least} {what}, has {len(data)}"
-    result = quantile(data, weight, cut, q)
+def _percentile(data: F64, weight: F64, cut: npt.NDArray[np.bool_], name: str, what: str) -> float | str:
+    """The percentile of that name, or the reason why it is not known."""
+    if len(data) < LEAST_SAMPLES[name]:
+        return f"needs {LEAST_SAMPLES[name]} {what}, has {len(data)}"
+    result = quantile(data, weight, cut, QUANTILES[name])
     if result is None:
-        return None, f"no {what} with weight"
-    if result[1]:
-        return (
-            None,
-            f"lies beyond {result[0]:.6g}: {int(cut.sum())} of {len(data)} {what} were cut before they showed it",
-        )
-    return result[0], None
+        return f"no {what} with weight"
+    value, bound = result
+    if bound:
+        return f"lies beyond {value:.6g}: {int(cut.sum())} of {len(data)} {what} were cut before they showed it"
+    return value
 
 
-def histogram(values: F64, weights: F64) -> Histogram:
-    """At most 40 log-spaced bins from the least positive value to the greatest; values of 0 or below join the first."""
+def histogram(values: F64, weights: F64) -> Histogram | None:
+    """At most 40 log-spaced bins from the least positive value to the greatest; values of 0 or below join the first.
+    None where no value is positive."""
     positive = values[values > 0]
     if not len(positive):
-        return Histogram()
+        return None
     low, high = float(positive.min()), float(positive.max())
     if high <= low * (1.0 + 1e-9):
-        return Histogram((low, high * (1.0 + 1e-6)), (float(weights.sum()),))
+        return Histogram(edges=[low, high * (1.0 + 1e-6)], counts=[float(weights.sum())])
     bins = min(_HISTOGRAM_BINS, max(8, math.ceil(math.sqrt(len(values)))))
     edges = np.geomspace(low, high, bins + 1)
     edges[0], edges[-1] = low, high * (1.0 + 1e-9)
     counts, _ = np.histogram(np.clip(values, low, high), edges, weights=weights)
-    return Histogram(tuple(edges.tolist()), tuple(counts.astype(float).tolist()))
+    return Histogram(edges=edges.tolist(), counts=counts.astype(float).tolist())

@@ -1,6 +1,6 @@
 """How many tokens did each arrival carry, and who says so?
 
-DESIGN, "Token counts": best first, running counts in events, token ids, usage at the end, the whole text
+Best first (docs/definitions.md, "Token counts"): running counts in events, token ids, usage at the end, the whole text
 re-tokenised, events. A request without its own count (cut by the window's end, or the server forgot) takes the cell's
 tokens per byte.
 """
@@ -62,7 +62,7 @@ def arrival_requests(samples: Samples) -> tuple[I64, I64]:
 
 
 def content(samples: Samples) -> npt.NDArray[np.bool_]:
-    """(A) whether an arrival is a token by DESIGN's `first_token`: text, reasoning, tool arguments or token ids.
+    """(A) whether an arrival is a token as `first_token` has it: text, reasoning, tool arguments or token ids.
 
     A role-only or empty event is none (fault M1)."""
     mask: npt.NDArray[np.bool_] = (samples.text_len > 0) | (samples.id_tokens > 0)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-
-from flatout.measure.figures import Drift, Modes
 
 F64 = npt.NDArray[np.float64]
 
@@ -24,6 +23,25 @@ LEAST_SWITCHES: Final = 12
 _BATCHES = 32
 _MODES_SEPARATION = 6.0  # distance of two levels in standard deviations within them; a uniform spread has 3.5
 _LEAST_IN_MODE = 0.08
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """`change`: fitted change over the window, relative to its mean rate. `p`: two-sided, corrected for
+    autocorrelation. `detected`: significant and large enough to matter."""
+
+    detected: bool
+    change: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """Two levels of speed: their means (the unit of what was given) and the share of samples on the lower one."""
+
+    low: float
+    high: float
+    low_share: float
 
 
 def batches(bins: F64, count: int = _BATCHES) -> F64:

@@ -1,19 +1,21 @@
-"""Can the number be believed? Facts about a cell in, its status and flags out; every threshold stands here."""
+"""Can the number be believed? A cell's figures in, its status and flags out; every threshold stands here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from flatout import record
 from flatout.flags import DOUBTFUL_FLAGS, Flag, Status
 from flatout.load.job import SelfCheck
-from flatout.measure.figures import CountPair, Drift, Modes
+from flatout.measure.cell import LEAST_PREFILLS, Burst, Decode
+from flatout.measure.checks import CountPair
 
 CONTAMINATED_BY: Final = 1.05
-"""Window mean of running over asked (DESIGN, "Isolation")."""
+"""Window mean of running over asked (docs/definitions.md, "Isolation")."""
 QUEUED_FROM: Final = 0.5
-"""Window mean of waiting requests (DESIGN, "Room")."""
+"""Window mean of waiting requests (docs/definitions.md, "Room")."""
 OWN_FILL: Final = 0.95
 SERVER_FILL: Final = 0.75
 """Lower than the client's: the server does not count a request while it is parsed, tokenised, prefilled (some) or
@@ -28,7 +30,6 @@ LOOPING_FROM: Final = 0.1
 WIDE_INTERVAL: Final = 0.05
 WIDE_PREFILL: Final = 0.1
 """Of a median of few prompts, whose interval is wide even where they agree."""
-LEAST_PREFILLS: Final = 3
 
 # The client could have changed the number if ...
 CPU_FULL: Final = 0.95  # ... its one thread had no time left (share of a core over the job),
@@ -43,11 +44,33 @@ RESTART_IDLE: Final = 0.01  # ... or its streams idled between requests.
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """One flag of one cell, with a sentence that holds its figures."""
+class Given:
+    """What the run knows of a cell beside its figures; None is unknown.
 
-    flag: Flag
-    detail: str
+    `running`, `waiting`: means of the server's requests in the window. `expected_cached_tokens`: what the warm-up saw
+    (wanted warm), or what may be cached at most (wanted cold). `exact_length_asked`: the server was told to ignore the
+    end token. `throttle_reasons`: of the sensors, in the window. `error`: what broke the cell off.
+    """
+
+    asked: int
+    max_running: int | None = None
+    running: float | None = None
+    waiting: float | None = None
+    cache_wanted: Literal["warm", "cold"] | None = None
+    expected_cached_tokens: int | None = None
+    exact_length_asked: bool = False
+    self_checks: Sequence[SelfCheck] = ()
+    throttle_reasons: Sequence[str] = ()
+    error: str | None = None
+
+    @property
+    def can_run(self) -> int:
+        """Requests that the server can run of those asked: its limit or, where it does not tell one but lets requests
+        wait, what it ran."""
+        limit = self.max_running
+        if limit is None and self.running is not None and self.waiting is not None and self.waiting >= QUEUED_FROM:
+            limit = int(self.running)
+        return self.asked if limit is None else min(self.asked, limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,73 +78,8 @@ class Verdict:
     """`reason`: why the status is not `valid`, or what else a reader must know; None if there is nothing to say."""
 
     status: Status
-    notes: tuple[Note, ...] = ()
+    flags: list[record.Flag]
     reason: str | None = None
-
-    @property
-    def flags(self) -> tuple[Flag, ...]:
-        return tuple(note.flag for note in self.notes)
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeFacts:
-    """What is known about a decode cell; None is unknown. Units in the names; means are over the window.
-
-    `tok_s_half_width`: half the 95 % interval relative to the rate. `throttle_reasons`: of the sensors, in the window.
-    `restarts`: streams ask again when a request ends (not so in a burst). `unsteady_reason`: why the load did not
-    become steady. `exact_length_asked`: the server was told to ignore the end
-    token. `expected_cached_tokens`: what the warm-up saw (wanted warm), or what may be cached at most (wanted cold).
-    """
-
-    asked_concurrency: int
-    max_running: int | None = None
-    window_tokens: float | None = None
-    streams_started: int | None = None
-    own_active: float | None = None
-    server_running: float | None = None
-    server_waiting: float | None = None
-    failed: int = 0
-    refused: int = 0
-    restarts: bool = True
-    cache_wanted: Literal["warm", "cold"] | None = None
-    cached_tokens: float | None = None
-    expected_cached_tokens: int | None = None
-    exact_length_asked: bool = False
-    finished: int = 0
-    asked_mean_tokens: float | None = None
-    output_mean_tokens: float | None = None
-    tok_s_half_width: float | None = None
-    tok_s_reason: str | None = None
-    missing_latency: str | None = None
-    restart_idle_share: float | None = None
-    self_checks: tuple[SelfCheck, ...] = ()
-    throttle_reasons: tuple[str, ...] = ()
-    drift: Drift | None = None
-    modes: Modes | None = None
-    preemptions: float | None = None
-    estimated_share: float = 0.0
-    token_sources: tuple[str, ...] = ()
-    counts: tuple[CountPair, ...] = ()
-    looping_share: float | None = None
-    error: str | None = None
-    unsteady_reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PrefillFacts:
-    """What is known about a prefill row; see PrefillFigures."""
-
-    counted: int
-    warm: int
-    unverified: int
-    failed: int
-    measured: bool
-    cached_most: int | None = None
-    tok_s_half_width: float | None = None
-    self_checks: tuple[SelfCheck, ...] = ()
-    throttle_reasons: tuple[str, ...] = ()
-    estimated_share: float = 0.0
-    error: str | None = None
 
 
 def contaminated(server_running_mean: float | None, asked: int) -> bool:
@@ -129,174 +87,188 @@ def contaminated(server_running_mean: float | None, asked: int) -> bool:
     return server_running_mean is not None and server_running_mean > CONTAMINATED_BY * asked
 
 
-def decode_verdict(facts: DecodeFacts) -> Verdict:
-    """Status and flags of a decode cell, or of a burst."""
-    notes = tuple(_decode_notes(facts))
-    if facts.error is not None:
-        return Verdict(Status.FAILED, notes, facts.error)
-    if facts.unsteady_reason is not None:
-        return Verdict(Status.NO_STEADY_STATE, notes, facts.unsteady_reason)
-    running = _can_run(facts)
-    if facts.streams_started is not None and facts.streams_started < running:
-        late = f"only {facts.streams_started} of {running} streams had a token when the window opened"
-        return Verdict(Status.NO_STEADY_STATE, notes, late)
-    if facts.window_tokens is not None and facts.window_tokens <= 0:
-        return Verdict(Status.FAILED, notes, "not one token arrived in the window")
-    troubles = _troubles(facts)
-    doubts = [note.detail for note in notes if note.flag in DOUBTFUL_FLAGS]
-    if doubts:
-        return Verdict(Status.DOUBTFUL, notes, "; ".join(doubts + troubles))
-    queued = _queued(facts)
-    if queued:
-        return Verdict(Status.REQUESTS_QUEUED, notes, "; ".join([queued, *troubles]))
-    return Verdict(Status.VALID, notes, "; ".join(troubles) or None)
+def decode_verdict(cell: Decode, given: Given) -> Verdict:
+    """Status and flags of a decode cell."""
+    figures = cell.figures
+    flags = [
+        *_fill_flags(figures.active_own_mean, given),
+        *_cache_flags(figures.cached_tokens_mean, given),
+        *_length_flags(figures.asked_tokens_mean, figures.output_tokens_mean, given),
+        *_sample_flags(figures),
+        *_machine_flags(given, cell.restart_idle_share),
+        *_change_flags(cell),
+        *_token_flags(cell.tokens, cell.counts, figures.looping_share),
+    ]
+    if given.error is None and figures.streams_started is not None and figures.streams_started < given.can_run:
+        late = f"only {figures.streams_started} of {given.can_run} streams had a token when the window opened"
+        return Verdict(Status.NO_STEADY_STATE, flags, late)
+    # What was sent again because it failed is said, never hidden (fault L5).
+    failed, refused = figures.failed_requests, figures.rate_limited
+    troubles = [f"{failed} requests failed in the window and their streams started again"] if failed else []
+    return _weighed(flags, given, figures.output_tokens, troubles, refused)
 
 
-def prefill_verdict(facts: PrefillFacts) -> Verdict:
+def burst_verdict(cell: Burst, given: Given) -> Verdict:
+    """Status and flags of a burst, which claims no steady state."""
+    figures = cell.figures
+    flags = [
+        *_cache_flags(cell.cached_tokens_mean, given),
+        *_length_flags(cell.asked_tokens_mean, cell.output_tokens_mean, given),
+        *_latency_flags(figures),
+        *_machine_flags(given),
+        *_token_flags(cell.tokens, cell.counts, cell.looping_share),
+    ]
+    failed = figures.failed_requests
+    troubles = [f"{failed} of {given.asked} requests failed"] if failed else []
+    return _weighed(flags, given, figures.output_tokens, troubles, figures.rate_limited)
+
+
+def prefill_verdict(figures: record.PrefillFigures, given: Given) -> Verdict:
     """Status and flags of a prefill row."""
-    notes: list[Note] = []
-    if facts.warm and facts.counted < LEAST_PREFILLS:
-        most = "" if facts.cached_most is None else f" (up to {facts.cached_most} tokens)"
-        notes.append(Note(Flag.CACHE_WARM, f"{facts.warm} prompts were partly cached{most} although never sent before"))
-    if facts.unverified:
-        notes.append(Note(Flag.COLD_UNVERIFIED, f"{facts.unverified} prompts came back without a cached count"))
-    if facts.tok_s_half_width is not None and facts.tok_s_half_width > WIDE_PREFILL:
-        notes.append(Note(Flag.LOW_SAMPLES, f"prefill tok/s is known to ±{facts.tok_s_half_width:.0%} only"))
-    elif facts.counted < LEAST_PREFILLS:
-        notes.append(Note(Flag.LOW_SAMPLES, f"{facts.counted} cold prompts were measured, {LEAST_PREFILLS} are wanted"))
-    if facts.estimated_share > 0:
-        text = f"{facts.estimated_share:.0%} of the prompts were not counted by the server"
-        notes.append(Note(Flag.TOKENS_ESTIMATED, f"{text}: their rate is made with the length that was asked for"))
-    client = [text for check in facts.self_checks for text in client_limits(check)]
-    if client:
-        notes.append(Note(Flag.CLIENT_LIMITED, "; ".join(dict.fromkeys(client))))
-    if facts.throttle_reasons:
-        notes.append(_throttled(facts.throttle_reasons))
-    kept = tuple(notes)
-    if facts.error is not None:
-        return Verdict(Status.FAILED, kept, facts.error)
-    if not facts.measured:
-        return Verdict(Status.FAILED, kept, "no prompt was answered with a token")
-    failed = f"{facts.failed} prompts failed" if facts.failed else None
-    doubts = [note.detail for note in kept if note.flag in DOUBTFUL_FLAGS]
-    if doubts:
-        return Verdict(Status.DOUBTFUL, kept, "; ".join(doubts + ([failed] if failed else [])))
-    return Verdict(Status.VALID, kept, failed)
+    flags = [*_cold_flags(figures), *_machine_flags(given)]
+    if given.error is not None:
+        return Verdict(Status.FAILED, flags, given.error)
+    if figures.prefill_tok_s.value is None:
+        return Verdict(Status.FAILED, flags, "no prompt was answered with a token")
+    failed = sum(s.ttft_ms is None for s in figures.samples)
+    troubles = [f"{failed} prompts failed"] if failed else []
+    return _doubtful(flags, troubles) or Verdict(Status.VALID, flags, "; ".join(troubles) or None)
 
 
-def _can_run(facts: DecodeFacts) -> int:
-    """Requests that the server can run of those asked: its limit or, where it does not tell one but lets requests wait,
-    what it ran."""
-    limit = facts.max_running
-    if limit is None and (facts.server_waiting or 0.0) >= QUEUED_FROM and facts.server_running is not None:
-        limit = int(facts.server_running)
-    return facts.asked_concurrency if limit is None else min(facts.asked_concurrency, limit)
+def _weighed(
+    flags: list[record.Flag], given: Given, tokens: float | None, troubles: list[str], refused: int
+) -> Verdict:
+    """The status that flags, errors and waiting requests make. `tokens`: that arrived in the window."""
+    if given.error is not None:
+        return Verdict(Status.FAILED, flags, given.error)
+    if tokens is not None and tokens <= 0:
+        return Verdict(Status.FAILED, flags, "not one token arrived in the window")
+    if refused:
+        troubles = [*troubles, f"{refused} requests were refused (429 or 503) and sent again"]
+    queued = _queued(given)
+    if queued:
+        return _doubtful(flags, troubles) or Verdict(Status.REQUESTS_QUEUED, flags, "; ".join([queued, *troubles]))
+    return _doubtful(flags, troubles) or Verdict(Status.VALID, flags, "; ".join(troubles) or None)
 
 
-def _queued(facts: DecodeFacts) -> str | None:
-    ran = "" if facts.server_running is None else f"; {facts.server_running:.1f} really ran"
-    if facts.max_running is not None and facts.asked_concurrency > facts.max_running:
-        return f"{facts.asked_concurrency} requests were sent, the server runs {facts.max_running} at once{ran}"
-    if facts.server_waiting is not None and facts.server_waiting >= QUEUED_FROM:
-        return f"{facts.server_waiting:.1f} of {facts.asked_concurrency} requests waited in the mean{ran}"
+def _doubtful(flags: list[record.Flag], troubles: list[str]) -> Verdict | None:
+    doubts = [flag.detail for flag in flags if flag.name in DOUBTFUL_FLAGS]
+    return Verdict(Status.DOUBTFUL, flags, "; ".join(doubts + troubles)) if doubts else None
+
+
+def _queued(given: Given) -> str | None:
+    ran = "" if given.running is None else f"; {given.running:.1f} really ran"
+    if given.max_running is not None and given.asked > given.max_running:
+        return f"{given.asked} requests were sent, the server runs {given.max_running} at once{ran}"
+    if given.waiting is not None and given.waiting >= QUEUED_FROM:
+        return f"{given.waiting:.1f} of {given.asked} requests waited in the mean{ran}"
     return None
 
 
-def _troubles(facts: DecodeFacts) -> list[str]:
-    """Fault L5: what was sent again because it failed is said, never hidden."""
-    found = []
-    if facts.failed and facts.restarts:
-        found.append(f"{facts.failed} requests failed in the window and their streams started again")
-    elif facts.failed:
-        found.append(f"{facts.failed} of {facts.asked_concurrency} requests failed")
-    if facts.refused:
-        found.append(f"{facts.refused} requests were refused (429 or 503) and sent again")
-    return found
+def _flag(name: Flag, detail: str) -> record.Flag:
+    return record.Flag(name=str(name), detail=detail)
 
 
-def _decode_notes(facts: DecodeFacts) -> Iterator[Note]:
-    if contaminated(facts.server_running, facts.asked_concurrency):
-        more = f"the server ran {facts.server_running:.2f} requests in the mean, {facts.asked_concurrency} were asked"
-        yield Note(Flag.CONTAMINATED, more)
-    yield from _fill_notes(facts)
-    yield from _cache_notes(facts)
-    yield from _length_notes(facts)
-    yield from _sample_notes(facts)
-    client = [text for check in facts.self_checks for text in client_limits(check)]
-    if facts.restart_idle_share is not None and facts.restart_idle_share > RESTART_IDLE:
-        client.append(f"streams waited {facts.restart_idle_share:.1%} of the time for the client to send again")
-    if client:
-        yield Note(Flag.CLIENT_LIMITED, "; ".join(dict.fromkeys(client)))
-    if facts.throttle_reasons:
-        yield _throttled(facts.throttle_reasons)
-    yield from _change_notes(facts)
-    if facts.preemptions:
-        yield Note(Flag.PREEMPTED, f"{facts.preemptions:.0f} requests were preempted in the window")
-    if facts.estimated_share > 0:
-        named = ", ".join(facts.token_sources)
-        yield Note(Flag.TOKENS_ESTIMATED, f"{facts.estimated_share:.1%} of the tokens are estimated (sources: {named})")
-    differing = [text for pair in facts.counts if (text := disagreement(pair))]
-    if differing:
-        yield Note(Flag.COUNTERS_DISAGREE, "; ".join(differing))
-    if facts.looping_share is not None and facts.looping_share >= LOOPING_FROM:
-        yield Note(Flag.LOOPING, f"{facts.looping_share:.0%} of the answers repeat one piece word for word")
+def _cold_flags(figures: record.PrefillFigures) -> Iterator[record.Flag]:
+    cold = [s for s in figures.samples if s.used]
+    warm = [s for s in figures.samples if s.prefill_tok_s is not None and not s.used]
+    if warm and len(cold) < LEAST_PREFILLS:
+        cached = [s.cached_tokens for s in warm if s.cached_tokens is not None]
+        most = f" (up to {max(cached)} tokens)" if cached else ""
+        yield _flag(Flag.CACHE_WARM, f"{len(warm)} prompts were partly cached{most} although never sent before")
+    unverified = sum(s.cached_tokens is None for s in cold)
+    if unverified:
+        yield _flag(Flag.COLD_UNVERIFIED, f"{unverified} prompts came back without a cached count")
+    half = figures.prefill_tok_s.relative_half_width
+    if half is not None and half > WIDE_PREFILL:
+        yield _flag(Flag.LOW_SAMPLES, f"prefill tok/s is known to ±{half:.0%} only")
+    elif len(cold) < LEAST_PREFILLS:
+        yield _flag(Flag.LOW_SAMPLES, f"{len(cold)} cold prompts were measured, {LEAST_PREFILLS} are wanted")
+    uncounted = sum(s.prompt_tokens is None for s in cold)
+    if uncounted:
+        text = f"{uncounted / len(cold):.0%} of the prompts were not counted by the server"
+        yield _flag(Flag.TOKENS_ESTIMATED, f"{text}: their rate is made with the length that was asked for")
 
 
-def _fill_notes(facts: DecodeFacts) -> Iterator[Note]:
-    asked = facts.asked_concurrency
-    if facts.own_active is not None and facts.own_active < OWN_FILL * asked:
-        yield Note(Flag.UNDERFILLED, f"{facts.own_active:.2f} requests were in flight in the mean, {asked} were asked")
-    elif (
-        facts.server_running is not None
-        and facts.server_running < SERVER_FILL * _can_run(facts)
-        and (facts.server_waiting is None or facts.server_waiting < QUEUED_FROM)
-    ):
-        yield Note(
-            Flag.UNDERFILLED, f"the server ran {facts.server_running:.2f} in the mean, it could run {_can_run(facts)}"
-        )
+def _fill_flags(own: float | None, given: Given) -> Iterator[record.Flag]:
+    asked, ran = given.asked, given.running
+    if contaminated(ran, asked):
+        yield _flag(Flag.CONTAMINATED, f"the server ran {ran:.2f} requests in the mean, {asked} were asked")
+    if own is not None and own < OWN_FILL * asked:
+        yield _flag(Flag.UNDERFILLED, f"{own:.2f} requests were in flight in the mean, {asked} were asked")
+    elif ran is not None and ran < SERVER_FILL * given.can_run and (given.waiting or 0.0) < QUEUED_FROM:
+        yield _flag(Flag.UNDERFILLED, f"the server ran {ran:.2f} in the mean, it could run {given.can_run}")
 
 
-def _cache_notes(facts: DecodeFacts) -> Iterator[Note]:
-    cached, expected = facts.cached_tokens, facts.expected_cached_tokens
-    if facts.cache_wanted == "warm" and cached is not None and expected and cached < WARM_SHARE * expected:
-        yield Note(Flag.CACHE_COLD, f"{cached:.0f} prompt tokens were cached in the mean, {expected} after warming")
-    if facts.cache_wanted == "cold" and cached is None:
-        yield Note(Flag.COLD_UNVERIFIED, "the server does not tell how much of the prompts was cached")
-    elif facts.cache_wanted == "cold" and cached is not None and cached > (expected or 0):
-        yield Note(
-            Flag.CACHE_WARM, f"{cached:.0f} prompt tokens were cached in the mean, at most {expected or 0} may be"
-        )
+def _cache_flags(cached: float | None, given: Given) -> Iterator[record.Flag]:
+    expected = given.expected_cached_tokens or 0
+    if given.cache_wanted == "warm" and cached is not None and cached < WARM_SHARE * expected:
+        yield _flag(Flag.CACHE_COLD, f"{cached:.0f} prompt tokens were cached in the mean, {expected} after warming")
+    if given.cache_wanted == "cold" and cached is None:
+        yield _flag(Flag.COLD_UNVERIFIED, "the server does not tell how much of the prompts was cached")
+    elif given.cache_wanted == "cold" and cached is not None and cached > expected:
+        yield _flag(Flag.CACHE_WARM, f"{cached:.0f} prompt tokens were cached in the mean, at most {expected} may be")
 
 
-def _length_notes(facts: DecodeFacts) -> Iterator[Note]:
+def _length_flags(asked: float | None, got: float | None, given: Given) -> Iterator[record.Flag]:
     """Fault T7: the asked and the real length, over the requests that ended well."""
-    asked, got = facts.asked_mean_tokens, facts.output_mean_tokens
-    if not facts.finished or asked is None or got is None or got >= (1.0 - EARLY_STOP_SHARE) * asked:
+    if asked is None or got is None or got >= (1.0 - EARLY_STOP_SHARE) * asked:
         return
-    told = "although told to ignore the end token" if facts.exact_length_asked else "at the model's own end token"
-    yield Note(Flag.EARLY_STOP, f"answers ended after {got:.0f} of {asked:.0f} tokens in the mean, {told}")
+    told = "although told to ignore the end token" if given.exact_length_asked else "at the model's own end token"
+    yield _flag(Flag.EARLY_STOP, f"answers ended after {got:.0f} of {asked:.0f} tokens in the mean, {told}")
 
 
-def _sample_notes(facts: DecodeFacts) -> Iterator[Note]:
-    if facts.tok_s_half_width is None and facts.tok_s_reason is not None:
-        yield Note(Flag.LOW_SAMPLES, f"total tok/s has no interval: {facts.tok_s_reason}")
-    elif facts.tok_s_half_width is not None and facts.tok_s_half_width > WIDE_INTERVAL:
-        yield Note(Flag.LOW_SAMPLES, f"total tok/s is known to ±{facts.tok_s_half_width:.0%} only")
-    elif facts.missing_latency is not None:
-        yield Note(Flag.LOW_SAMPLES, facts.missing_latency)
+def _sample_flags(figures: record.DecodeFigures) -> Iterator[record.Flag]:
+    rate = figures.total_tok_s
+    half = rate.relative_half_width
+    if half is None and rate.reason is not None:
+        yield _flag(Flag.LOW_SAMPLES, f"total tok/s has no interval: {rate.reason}")
+    elif half is not None and half > WIDE_INTERVAL:
+        yield _flag(Flag.LOW_SAMPLES, f"total tok/s is known to ±{half:.0%} only")
+    else:
+        yield from _latency_flags(figures)
 
 
-def _change_notes(facts: DecodeFacts) -> Iterator[Note]:
-    if facts.modes is not None:
-        low, high, share = facts.modes.low, facts.modes.high, facts.modes.low_share
+def _latency_flags(figures: record.DecodeFigures | record.BurstFigures) -> Iterator[record.Flag]:
+    for name, times in (("TTFT", figures.ttft_ms), ("the time between tokens", figures.itl_ms)):
+        if times.p50 is None:
+            yield _flag(Flag.LOW_SAMPLES, f"{name} has no median: {times.reasons.get('p50', 'no sample')}")
+            return
+
+
+def _machine_flags(given: Given, restart_idle_share: float | None = None) -> Iterator[record.Flag]:
+    client = [text for check in given.self_checks for text in client_limits(check)]
+    if restart_idle_share is not None and restart_idle_share > RESTART_IDLE:
+        client.append(f"streams waited {restart_idle_share:.1%} of the time for the client to send again")
+    if client:
+        yield _flag(Flag.CLIENT_LIMITED, "; ".join(dict.fromkeys(client)))
+    if given.throttle_reasons:
+        yield _flag(Flag.THROTTLED, f"the hardware reported: {', '.join(dict.fromkeys(given.throttle_reasons))}")
+
+
+def _change_flags(cell: Decode) -> Iterator[record.Flag]:
+    change, preempted = cell.figures.drift_change, cell.figures.preemptions
+    if cell.modes is not None:
+        low, high, share = cell.modes.low, cell.modes.high, cell.modes.low_share
         text = f"the speed switched between two levels, {low:.4g} tok/s ({share:.0%} of the time) and {high:.4g} tok/s"
-        yield Note(Flag.DRIFTING, text)
-    elif facts.drift is not None and facts.drift.detected:
-        yield Note(Flag.DRIFTING, f"the speed changed by {facts.drift.change:+.1%} over the window")
+        yield _flag(Flag.DRIFTING, text)
+    elif change is not None:
+        yield _flag(Flag.DRIFTING, f"the speed changed by {change:+.1%} over the window")
+    if preempted:
+        yield _flag(Flag.PREEMPTED, f"{preempted:.0f} requests were preempted in the window")
 
 
-def _throttled(reasons: tuple[str, ...]) -> Note:
-    return Note(Flag.THROTTLED, f"the hardware reported: {', '.join(dict.fromkeys(reasons))}")
+def _token_flags(
+    tokens: record.Tokens, counts: Sequence[CountPair], looping_share: float | None
+) -> Iterator[record.Flag]:
+    if tokens.estimated_share:
+        share = f"{tokens.estimated_share:.1%} of the tokens are estimated"
+        yield _flag(Flag.TOKENS_ESTIMATED, f"{share} (sources: {tokens.source or ''})")
+    differing = [text for pair in counts if (text := disagreement(pair))]
+    if differing:
+        yield _flag(Flag.COUNTERS_DISAGREE, "; ".join(differing))
+    if looping_share is not None and looping_share >= LOOPING_FROM:
+        yield _flag(Flag.LOOPING, f"{looping_share:.0%} of the answers repeat one piece word for word")
 
 
 def disagreement(pair: CountPair) -> str | None:

@@ -1,4 +1,7 @@
-"""What happened between two moments: tokens, requests in flight, gauges and counters. The window is [t0, t1) in ns."""
+"""What happened between two moments: tokens, requests in flight, gauges and counters. The window is [t0, t1) in ns.
+
+Where a figure can be missing, the function returns it or the reason why it is not known.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,8 @@ import numpy.typing as npt
 
 from flatout.engines.base import Live
 from flatout.load.samples import OK, REFUSED, Samples
-from flatout.measure.figures import Acceptance, Number, Series
 from flatout.measure.trace import Trace
+from flatout.record import Acceptance, Series
 
 F64 = npt.NDArray[np.float64]
 I64 = npt.NDArray[np.int64]
@@ -20,7 +23,7 @@ CHART_POINTS: Final = 120
 
 
 def tokens_between(trace: Trace, t0_ns: int, t1_ns: int) -> float:
-    """Tokens that arrived in [t0, t1): the numerator of DESIGN's "total tok/s"."""
+    """Tokens that arrived in [t0, t1): the numerator of `total_tok_s`."""
     return float(trace.k[_in(trace, t0_ns, t1_ns)].sum())
 
 
@@ -169,11 +172,11 @@ def restart_idle_share(samples: Samples, t0_ns: int, t1_ns: int) -> float:
     return overlap_mean(end[:-1][follows], send[1:][follows], t0_ns, t1_ns) / streams
 
 
-def mean_depth(samples: Samples, trace: Trace, context_tokens: int, t0_ns: int, t1_ns: int) -> Number:
+def mean_depth(samples: Samples, trace: Trace, context_tokens: int, t0_ns: int, t1_ns: int) -> float | str:
     """Time-weighted mean of (prompt + output so far) per decoding request; `context_tokens` where the server counts no
     prompt tokens."""
     if not len(trace.t_ns):
-        return Number(None, "no token arrived")
+        return "no token arrived"
     last = np.concatenate((np.diff(trace.request) != 0, [True]))
     ends = samples.end_ns[trace.request]
     until = np.where(last, np.where(ends < 0, t1_ns, ends), np.concatenate((trace.t_ns[1:], [t1_ns])))
@@ -181,8 +184,8 @@ def mean_depth(samples: Samples, trace: Trace, context_tokens: int, t0_ns: int, 
     prompt = samples.prompt_tokens[trace.request].astype(float)
     depth = np.where(prompt >= 0, prompt, context_tokens) + trace.before + trace.k
     if weight.sum() <= 0:
-        return Number(None, "no request was decoding in the window")
-    return Number(float((weight * depth).sum() / weight.sum()))
+        return "no request was decoding in the window"
+    return float((weight * depth).sum() / weight.sum())
 
 
 def inside(points: Sequence[Live], t0_ns: int, t1_ns: int) -> list[Live]:
@@ -196,19 +199,19 @@ def gauge(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> tuple[I6
     return np.array([t for t, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64)
 
 
-def gauge_mean(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Number:
+def gauge_mean(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> float | str:
     """Time-weighted mean of a gauge: each poll stands for the part of the window that is nearest to it."""
     t, values = gauge(points, name, t0_ns, t1_ns)
     if not len(t):
-        return Number(None, _no_gauge(points, name))
+        return _no_gauge(points, name)
     borders = np.concatenate(([t0_ns], (t[1:] + t[:-1]) / 2.0, [t1_ns]))
-    return Number(float((np.diff(borders) * values).sum() / (t1_ns - t0_ns)))
+    return float((np.diff(borders) * values).sum() / (t1_ns - t0_ns))
 
 
-def gauge_max(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Number:
+def gauge_max(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> float | str:
     """Largest poll of a gauge in the window."""
     _, values = gauge(points, name, t0_ns, t1_ns)
-    return Number(float(values.max())) if len(values) else Number(None, _no_gauge(points, name))
+    return float(values.max()) if len(values) else _no_gauge(points, name)
 
 
 def _no_gauge(points: Sequence[Live], name: str) -> str:
@@ -217,52 +220,52 @@ def _no_gauge(points: Sequence[Live], name: str) -> str:
     return f"the server does not tell ({name})"
 
 
-def counter_delta(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Number:
+def counter_delta(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> float | str:
     """Growth of a counter between the first and last poll of the window (fault S6: never its last value)."""
     _, values = gauge(points, name, t0_ns, t1_ns)
     if len(values) < 2:
         told = any(getattr(p, name) is not None for p in points)
-        return Number(None, "fewer than two polls fell in the window" if told else f"the server does not tell ({name})")
+        return "fewer than two polls fell in the window" if told else f"the server does not tell ({name})"
     if bool((np.diff(values) < 0).any()):
-        return Number(None, f"the counter {name} went backwards: the server restarted or another one answered")
-    return Number(float(values[-1] - values[0]))
+        return f"the counter {name} went backwards: the server restarted or another one answered"
+    return float(values[-1] - values[0])
 
 
 def acceptance(points: Sequence[Live], t0_ns: int, t1_ns: int) -> Acceptance:
-    """Acceptance length 1 + (accepted) / (drafts) from counters, else the mean of the engine's gauge (DESIGN's
-    table)."""
+    """Acceptance length 1 + (accepted) / (drafts) from counters, else the mean of the engine's gauge."""
     polls = [p for p in points if p.drafts_total is not None and p.accepted_total is not None]
     drafts, accepted = (counter_delta(polls, name, t0_ns, t1_ns) for name in ("drafts_total", "accepted_total"))
-    if drafts.value is not None and accepted.value is not None and drafts.value > 0:
+    if not isinstance(drafts, str) and not isinstance(accepted, str) and drafts > 0:
         drafted = counter_delta(polls, "drafted_total", t0_ns, t1_ns)
-        share = accepted.value / drafted.value if drafted.value else None
-        return Acceptance(1.0 + accepted.value / drafts.value, "counters", share)
+        share = accepted / drafted if not isinstance(drafted, str) and drafted else None
+        return Acceptance(length=1.0 + accepted / drafts, how="counters", draft_share=share)
     mean = gauge_mean(points, "accept_length", t0_ns, t1_ns)
-    if mean.value is not None:
-        return Acceptance(mean.value, "gauge mean")
-    if polls and drafts.value == 0:
+    if not isinstance(mean, str):
+        return Acceptance(length=mean, how="gauge mean")
+    if polls and drafts == 0:
         return Acceptance(reason="no verification step in the window: the server does not speculate")
-    return Acceptance(reason=(drafts.reason if polls else None) or "the server tells no draft counts")
+    return Acceptance(reason=drafts if polls and isinstance(drafts, str) else "the server tells no draft counts")
 
 
-def rate_series(trace: Trace, t0_ns: int, t1_ns: int) -> Series:
-    """Arrived tokens/s over the window: at most CHART_POINTS equal bins of at least four usual gaps each."""
+def rate_series(trace: Trace, t0_ns: int, t1_ns: int) -> Series | None:
+    """Arrived tokens/s over the window: at most CHART_POINTS equal bins of at least four usual gaps each; None if no
+    token came."""
     seen = _in(trace, t0_ns, t1_ns)
     if not seen.any():
-        return Series()
+        return None
     gaps = (trace.t_ns - trace.previous_ns)[seen & ~trace.is_first]
     usual = float(np.median(gaps)) if len(gaps) else 0.0
     bins = CHART_POINTS if usual <= 0 else int(np.clip((t1_ns - t0_ns) / (4.0 * usual), 10, CHART_POINTS))
     edges = np.linspace(0.0, (t1_ns - t0_ns) / 1e9, bins + 1)
     tokens, _ = np.histogram((trace.t_ns[seen] - t0_ns) / 1e9, edges, weights=trace.k[seen])
     width = edges[1]
-    return Series(tuple((edges[:-1] + width / 2).tolist()), tuple((tokens / width).tolist()))
+    return Series(t_s=(edges[:-1] + width / 2).tolist(), values=(tokens / width).tolist())
 
 
-def gauge_series(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Series:
-    """A gauge's polls in the window; where there are more than CHART_POINTS, evenly chosen ones."""
+def gauge_series(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> Series | None:
+    """A gauge's polls in the window; where there are more than CHART_POINTS, evenly chosen ones; None without any."""
     t, values = gauge(points, name, t0_ns, t1_ns)
     if len(t) > CHART_POINTS:
         chosen = np.unique(np.linspace(0, len(t) - 1, CHART_POINTS).round().astype(int))
         t, values = t[chosen], values[chosen]
-    return Series(tuple(((t - t0_ns) / 1e9).tolist()), tuple(values.tolist()))
+    return Series(t_s=((t - t0_ns) / 1e9).tolist(), values=values.tolist()) if len(t) else None

@@ -23,10 +23,9 @@ from flatout.flags import Status
 from flatout.host.telemetry import Sampler
 from flatout.load.process import LoadPool
 from flatout.load.system import most_streams
-from flatout.plan import Limits, PlannedCell, plan, within
+from flatout.plan import Limits, PlannedCell, plan, plan_bursts, within
 from flatout.prompts.book import PromptBook
 from flatout.prompts.text import Corpus
-from flatout.run import burst, resume, sends
 from flatout.run.describe import (
     check_hardware,
     check_url,
@@ -39,10 +38,9 @@ from flatout.run.describe import (
     server_process,
 )
 from flatout.run.events import Control, Doing, Listener, Note, Started
-from flatout.run.once import once
 from flatout.run.options import Options
-from flatout.run.prompts import Prompter
-from flatout.run.recount import from_file
+from flatout.run.prompts import Prompter, tokenizer_file
+from flatout.run.requests import once, stream
 from flatout.run.session import Session
 from flatout.run.store import Store, new_directory, now_iso, write_beside
 
@@ -177,7 +175,7 @@ def planned_cells(target: Target, options: Options) -> tuple[list[PlannedCell], 
     room = room_facts(target, options)
     limits = limits_of(room)
     if options.requests is not None:
-        cells = burst.plan(options.suite, limits, options.requests)
+        cells = plan_bursts(options.suite, limits, options.requests)
     else:
         cells = plan(options.suite, limits, max_concurrency=options.max_concurrency)
     return within(cells, most_streams(_processes(options, cells))), limits, room
@@ -203,7 +201,7 @@ def _record(
 ) -> tuple[rec.Record, Path]:
     made, target = _new_record(options, server, capabilities, planned, room, pool), server.target
     if options.resume is not None:
-        return resume.take_up(options.resume, made)
+        return take_up(options.resume, made)
     engine, model = str(made.engine.name.value or made.engine.adapter), str(made.model.id.value or target.model)
     return made, new_directory(options.results, model, engine)
 
@@ -324,7 +322,7 @@ def _assemble(
         control=control,
         nonce=secrets.token_hex(4),
         calibration=calibration,
-        recounter=from_file(options.tokenizer) if options.tokenizer else None,
+        recounter=tokenizer_file(options.tokenizer) if options.tokenizer else None,
         order=max((c.order or 0 for c in record.cells), default=0),
         spent_prompt=record.tokens_spent.get("prompt", 0) + capabilities.prompt_tokens,
         spent_output=record.tokens_spent.get("output", 0) + capabilities.output_tokens,
@@ -347,6 +345,64 @@ def _corpus(path: Path | None) -> Corpus | None:
 def _send_count(made: Session, text: str) -> int | None:
     """Prompt tokens of `text` as the server counts them, by a request for one token."""
     made.afford(len(text) // 3, 1)
-    samples = once(made, "count", [sends.stream(made.shape, text, 1)], len(text) // 3).samples
+    samples = once(made, "count", [stream(made.shape, text, 1)], len(text) // 3).samples
     counted = int(samples.prompt_tokens[0]) if samples.requests else -1
     return counted if counted > 0 else None
+
+
+class ResumeError(Exception):
+    """The run cannot be gone on with; the text names what has changed."""
+
+
+def missing(cell: rec.Cell) -> bool:
+    """Whether a resumed run measures this cell: it should have a number and has none."""
+    if cell.status == Status.NOT_RUN:
+        return cell.finished is None or (cell.reason or "").startswith(("skipped by the user", "not tried", "token"))
+    return cell.status in (Status.FAILED, Status.NO_STEADY_STATE)
+
+
+def take_up(directory: Path, now: rec.Record) -> tuple[rec.Record, Path]:
+    """The stopped run's record, made ready to go on, and its directory. `now`: a new record for today's server.
+
+    Raises ResumeError naming each difference, and RecordError if there is no readable record.
+    """
+    path = rec.find(directory)
+    old = rec.read(path)
+    differences = _differences(old, now)
+    if differences:
+        raise ResumeError(
+            "this run cannot be gone on with, since its numbers would not be comparable: " + "; ".join(differences)
+        )
+    for i, cell in enumerate(old.cells):
+        if missing(cell):
+            old.cells[i] = next(c for c in now.cells if c.id == cell.id)
+    old.state, old.state_reason, old.finished = "running", None, None
+    old.warnings.append(f"resumed at {now.started} (flatout {now.client.flatout})")
+    old.client.stamp_clock, old.client.load_processes = now.client.stamp_clock, now.client.load_processes
+    return old, path.parent
+
+
+def _differences(old: rec.Record, now: rec.Record) -> list[str]:
+    pairs = [
+        ("engine", old.engine.name.value, now.engine.name.value),
+        ("engine version", old.engine.version.value, now.engine.version.value),
+        ("model", old.model.id.value, now.model.id.value),
+        ("model as served", old.model.served_as.value, now.model.served_as.value),
+        ("launch command", old.engine.launch_command.value, now.engine.launch_command.value),
+        ("model length", old.room.model_length.value, now.room.model_length.value),
+        ("KV tokens", old.room.kv_tokens.value, now.room.kv_tokens.value),
+        ("limit of running requests", old.room.max_running.value, now.room.max_running.value),
+        ("API", old.protocol.api, now.protocol.api),
+        ("flatout", old.client.flatout, now.client.flatout),
+    ]
+    found = [f"{name} was {then!r} and is {today!r}" for name, then, today in pairs if then != today]
+    if old.plan.fingerprint != now.plan.fingerprint:
+        changed = [
+            name
+            for name in ("suite", "prefill", "decode", "concurrency", "time_s", "precision", "max_output", "options")
+            if getattr(old.plan, name) != getattr(now.plan, name)
+        ]
+        found.append(f"the options differ in {', '.join(changed) or 'something that shapes the measurement'}")
+    if [c.id for c in old.cells] != [c.id for c in now.cells]:
+        found.append("the cells differ")
+    return found

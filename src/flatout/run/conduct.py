@@ -18,7 +18,6 @@ from flatout.run import begin, burst, decode, row, warmup
 from flatout.run.events import Control, Finished, Listener
 from flatout.run.idle import faster, measure_baseline
 from flatout.run.options import Options
-from flatout.run.row import Row
 from flatout.run.session import Budget, Session, Stopped
 from flatout.run.store import now_iso
 
@@ -132,17 +131,11 @@ def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
         _fail(session, [c for c in cells if session.cell(c.id).finished is None], made.error)
         return failed + 1
     decode_cells = [c for c in cells if c.phase == "decode"]
-    for i, planned in enumerate(decode_cells):
-        failed = _count_failed(session, planned, failed, partial(_decode, session, planned, made, warm=i == 0))
+    for planned in decode_cells:
+        failed = _count_failed(session, planned, failed, partial(decode.work, session, planned, made))
         if failed >= GIVE_UP_AFTER:
             break
     return failed if decode_cells else 0
-
-
-def _decode(session: Session, planned: PlannedCell, made: Row, *, warm: bool) -> None:
-    if warm:
-        row.warm(session, made, planned)
-    decode.work(session, planned, made)
 
 
 def _count_failed(session: Session, planned: PlannedCell, failed: int, work: Callable[[], None]) -> int:

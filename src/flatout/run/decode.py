@@ -1,5 +1,5 @@
-"""One decode cell: idle server, launch, steady state, window, stop, idle again, figures, verdict; once more if it was
-contaminated."""
+"""A decode cell from top to bottom: idle server, warm prompts, launch, steady state, window, stop, idle again, figures,
+verdict; once more if it was contaminated."""
 
 from __future__ import annotations
 
@@ -9,23 +9,28 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from flatout.calibration import beyond
 from flatout.engines.base import Live, TargetError
-from flatout.load.job import Status, Stream
+from flatout.engines.redact import tidy
+from flatout.flags import Flag, Status
+from flatout.load.job import SelfCheck, Stream
+from flatout.load.job import Status as LoadStatus
 from flatout.load.process import MIN_BIN_NS, LoadError, Outcome
-from flatout.measure.ends import even_ends, pauses_ended
+from flatout.load.samples import FAILED, Samples
+from flatout.measure import cell as measure
+from flatout.measure.checks import in_window, self_check
 from flatout.measure.interval import early_end
-from flatout.measure.pauses import FEW, expected_deviation
-from flatout.measure.verdict import contaminated
+from flatout.measure.pauses import FEW, even_ends, expected_deviation, pauses_ended
+from flatout.measure.verdict import OWN_FILL, Given, contaminated, decode_verdict
 from flatout.plan import PlannedCell
-from flatout.record import Attempt, Cell, Window
-from flatout.run import figures, sends
+from flatout.record import Attempt, Cell, DecodeFigures, Window
+from flatout.run import requests
 from flatout.run.events import Gauges
-from flatout.run.gauges import Poller, interval_s
-from flatout.run.idle import Idle, ensure_idle, idle_after
-from flatout.run.once import hang_up
-from flatout.run.prompts import content_of
-from flatout.run.row import Row
+from flatout.run.idle import Idle, Poller, ensure_idle, idle_after, interval_s
+from flatout.run.prompts import content_of, recount
+from flatout.run.row import Row, warm
 from flatout.run.session import Budget, Session, Stopped
+from flatout.run.settle import add_flag, harmful, note_length, take_verdict, telemetry
 from flatout.run.store import now_iso
 from flatout.suite import Suite
 
@@ -67,19 +72,20 @@ def look_times_s(suite: Suite) -> list[float]:
 
 def work(session: Session, planned: PlannedCell, row: Row) -> None:
     """Measures the cell and settles it in the record; a failure becomes its status. Raises Stopped and Budget."""
+    warm(session, row, planned)
     cell = session.cell(planned.id)
     session.order += 1
     cell.order, cell.started = session.order, now_iso()
     measured: Measured | None = None
     for attempt in range(2):
         try:
-            measured = _once(session, planned, row)
+            measured = _measure(session, planned, row)
         except (Stopped, Budget, TargetError, LoadError) as error:
             if measured is None:
                 raise
             session.recover(error)
             break  # the first go at the cell stands, with what is wrong with it
-        figures.settle_decode(session, planned, cell, measured, row)
+        _settle(session, planned, cell, measured, row)
         if attempt == 0 and _dirty(cell, planned):
             session.say(f"{planned.label} × {planned.concurrency} was contaminated: once more")
             rate = cell.decode.total_tok_s.value if cell.decode else None
@@ -99,11 +105,13 @@ def _dirty(cell: Cell, planned: PlannedCell) -> bool:
     return running is not None and contaminated(running, planned.concurrency)
 
 
-def _once(session: Session, planned: PlannedCell, row: Row) -> Measured:
+def _measure(session: Session, planned: PlannedCell, row: Row) -> Measured:
+    """One go at the cell, from the idle server to the idle server."""
     suite = session.options.suite
     session.afford(planned.concurrency * row.tokens, planned.concurrency * planned.max_output)
     before = ensure_idle(session, planned)
-    job = session.job(planned.id, "closed", _streams(session, planned, row), _request_budget(session, planned, row))
+    streams, most = _streams(session, planned, row), _request_budget(session, planned, row)
+    job = requests.job(session, planned.id, "closed", streams, most)
     every_s = interval_s(suite.time_s)
     with Poller(session.target.adapter, every_s, on=session.gauges) as poller:
         launch_ns = time.monotonic_ns()
@@ -129,16 +137,16 @@ def _end(session: Session, row: Row) -> Outcome:
     """Ends the load: its tokens are counted, and what it left behind is cancelled."""
     outcome = session.pool.stop()
     session.spend(outcome.samples, row.tokens)
-    hang_up(session, outcome)
+    requests.hang_up(session, outcome)
     return outcome
 
 
 def _streams(session: Session, planned: PlannedCell, row: Row) -> list[Stream]:
     n, most = planned.concurrency, planned.max_output
-    firsts = sends.first_lengths(n, most, session.options.seed + n)
+    firsts = requests.first_lengths(n, most, session.options.seed + n)
     prompts = row.prompts[:1] * n if session.options.suite.prompts == "shared" else row.prompts[:n]
     return [
-        sends.stream(session.shape, content_of(prompt), most, first)
+        requests.stream(session.shape, content_of(prompt), most, first)
         for prompt, first in zip(prompts, firsts, strict=True)
     ]
 
@@ -184,8 +192,8 @@ class _Go:
             self._show(f"launching {self._name()}", missing, limit_s - waited_s)
             time.sleep(TICK_S)
 
-    def _missing(self, status: Status) -> str | None:
-        """What is not yet so in a steady state (DESIGN, "The window"); None if it is one."""
+    def _missing(self, status: LoadStatus) -> str | None:
+        """What is not yet so in a steady state (docs/definitions.md, "The window"); None if it is one."""
         asked = self._planned.concurrency
         limit = self._session.limits.max_running or asked
         expected = min(asked, limit)
@@ -241,7 +249,7 @@ class _Go:
         token_s = (seen.t_ns - seen.token_ns) / 1e9 * n / (events * per_event)
         age_s = (time.monotonic_ns() - seen.token_ns) / 1e9
         most = self._planned.max_output
-        firsts = sends.first_lengths(n, most, self._session.options.seed + n)
+        firsts = requests.first_lengths(n, most, self._session.options.seed + n)
         pause_s = (seen.token_ns - seen.sent_ns) / 1e9
         share = pause_s / (most * token_s + pause_s)
         self._pauses = lambda at_s: (share, pauses_ended(firsts, most, token_s, pause_s, age_s, at_s))
@@ -301,3 +309,141 @@ class _Go:
                 self._session.machine_now(),
             )
         )
+
+
+def _settle(session: Session, planned: PlannedCell, cell: Cell, measured: Measured, row: Row) -> None:
+    """Fills the cell from one go at it; a later go overwrites all of it."""
+    outcome, window = measured.outcome, measured.window
+    cell.window, cell.decode, cell.tokens, cell.error = window, None, None, None
+    if window is None:
+        cell.self_check = self_check(outcome.checks)
+        _settle_without_window(session, cell, measured)
+        return
+    checks = in_window(outcome.checks, window.open_ns, window.close_ns)
+    cell.self_check = self_check(checks)
+    machine = session.sampler.window(window.open_ns, window.close_ns)
+    made = measure.decode(
+        outcome.samples,
+        t_open_ns=window.open_ns,
+        t_close_ns=window.close_ns,
+        context_tokens=row.tokens,
+        live=measured.points,
+        retokenised=recount(outcome.samples, session.count_answer),
+        looks=measured.looks,
+        precision=session.options.suite.precision or 0.01,
+        idle_before=measured.before.live if measured.before.idle else None,
+        idle_after=measured.after.live if measured.after and measured.after.idle else None,
+        run_tokens_per_byte=session.tokens_per_byte,
+    )
+    figures = made.figures
+    error = outcome.error
+    if error is None and _gone(outcome.samples, figures, planned):
+        error = requests.error_of(outcome.samples)
+    given = _given(session, planned, row, made, window, checks, harmful(machine), error)
+    take_verdict(cell, decode_verdict(made, given), error, session.target.redactor.text)
+    cell.telemetry, cell.tokens = telemetry(machine), made.tokens
+    if cell.status == Status.FAILED:
+        return
+    cell.decode = figures
+    _add_prompts(figures, row)
+    note_length(cell, [n for n in (figures.prompt_tokens_min, figures.prompt_tokens_max) if n is not None])
+    _note_idle(cell, measured.before)
+    why = _beyond(session, outcome.samples, window)
+    if why:
+        add_flag(cell, Flag.CLIENT_LIMITED, why)
+    if measured.gauge_error:
+        session.warn(f"the server's gauges failed while {planned.id} ran: {measured.gauge_error}")
+
+
+def _given(
+    session: Session,
+    planned: PlannedCell,
+    row: Row,
+    made: measure.Decode,
+    window: Window,
+    checks: tuple[SelfCheck, ...],
+    throttle_reasons: tuple[str, ...],
+    error: str | None,
+) -> Given:
+    """What the run knows of the cell. Waiting and running requests of a server that tells neither are the client's own
+    in flight without a token, beyond the prefill that they need (requests ended a second x the context's cold TTFT)."""
+    figures = made.figures
+    running, waiting, active = figures.active_server_mean, figures.waiting_server_mean, figures.active_own_mean
+    if not session.gauges and active is not None and made.own_decoding is not None:
+        begun = (figures.completed or 0) + (figures.streams_started or 0)
+        prefilling = begun / window.length_s * (row.cold_ttft_ms or 0.0) / 1e3
+        waiting = max(0.0, active - made.own_decoding - prefilling)
+        running = active - waiting
+    return Given(
+        asked=planned.concurrency,
+        max_running=session.limits.max_running,
+        running=running,
+        waiting=waiting,
+        cache_wanted="warm",
+        expected_cached_tokens=_expected_cached(session, row),
+        exact_length_asked=session.options.ignore_eos,
+        self_checks=checks,
+        throttle_reasons=throttle_reasons,
+        error=error,
+    )
+
+
+def _gone(samples: Samples, figures: DecodeFigures, planned: PlannedCell) -> bool:
+    """Whether the server died in the window: requests failed and none ended, or streams whose last request failed, and
+    so many fewer in flight."""
+    if not figures.failed_requests or not figures.completed:
+        return bool(figures.failed_requests)
+    last = {int(stream): row for row, stream in enumerate(samples.stream)}
+    broken = sum(samples.outcome[row] == FAILED for row in last.values())
+    active = figures.active_own_mean
+    return broken > 0 and active is not None and active < OWN_FILL * planned.concurrency
+
+
+def _expected_cached(session: Session, row: Row) -> int:
+    """Cached tokens of a warm context: as seen when it was sent again, else its length less the rest that was seen to
+    stay uncached in an earlier row; half of it where nothing was learned."""
+    if row.cached_tokens is not None:
+        return row.cached_tokens
+    return (
+        row.tokens // 2 if session.uncached_rest is None else max(row.tokens - session.uncached_rest, row.tokens // 2)
+    )
+
+
+def _beyond(session: Session, samples: Samples, window: Window) -> str | None:
+    """Why this cell asked for more than this machine was shown to read rightly; None within that."""
+    events_s = float(((samples.t_ns >= window.open_ns) & (samples.t_ns < window.close_ns)).sum()) / window.length_s
+    streams = len(set(samples.stream.tolist()))
+    return beyond(session.calibration, streams, events_s, len(session.pool.pids))
+
+
+def _add_prompts(figures: DecodeFigures, row: Row) -> None:
+    """What the row's contexts tell: cold TTFT, their lengths where no answer did, and whether they came from the
+    server's cache, by its own count, else by what warming showed."""
+    figures.cold_ttft_ms, figures.contexts_cached = row.cold_ttft_ms, row.warm
+    if figures.prompt_tokens_min is None:
+        counts = [p.counted_tokens for p in row.prompts if p.counted_tokens is not None]
+        figures.prompt_tokens_min, figures.prompt_tokens_max = min(counts, default=None), max(counts, default=None)
+    if figures.cached_tokens_mean is not None:
+        figures.contexts_cached = figures.cached_tokens_mean >= row.tokens / 2
+
+
+def _note_idle(cell: Cell, before: Idle) -> None:
+    if before.idle is False and before.note:
+        add_flag(cell, Flag.CONTAMINATED, before.note)
+    elif before.idle is None:
+        text = f"that the server was idle before is not proven: {before.note or 'nothing tells'}"
+        cell.reason = f"{cell.reason}; {text}" if cell.reason else text
+
+
+def _settle_without_window(session: Session, cell: Cell, measured: Measured) -> None:
+    """No number: the load broke off, or did not become steady."""
+    samples, error = measured.outcome.samples, measured.outcome.error
+    failed = samples.error >= 0
+    if error is None and failed.any() and not (samples.arrival_count > 0).any():
+        error = requests.error_of(samples)
+    words = tidy(error or measured.unsteady or "the load did not become steady", session.target.redactor.text)
+    cell.flags, cell.telemetry = [], None
+    if error:
+        cell.status, cell.reason, cell.error = Status.FAILED, "broke off", words
+    else:
+        cell.status, cell.reason = Status.NO_STEADY_STATE, words

@@ -1,23 +1,23 @@
-"""Isolation: what is left over is cancelled, and no cell starts before the server is idle."""
+"""What the server itself does: no cell starts before it is idle, and its gauges are read while load runs."""
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flatout.engines.base import Live, TargetError
+from flatout.engines.generic import Adapter
 from flatout.load.samples import OK, Samples
-from flatout.run import sends
-from flatout.run.answers import error_of
-from flatout.run.once import once
+from flatout.plan import PlannedCell
 from flatout.run.prompts import SMALL_TOKENS
-from flatout.run.session import Baseline, Budget, Stopped
+from flatout.run.requests import error_of, once, stream
+from flatout.run.session import Baseline, Budget, Session, Stopped
 
-if TYPE_CHECKING:
-    from flatout.plan import PlannedCell
-    from flatout.run.session import Session
-
+FASTEST_S: Final = 0.1
+SLOWEST_S: Final = 1.0
+"""Between two readings of the gauges while load runs."""
 LOOK_S: Final = 0.1
 GONE_AFTER: Final = 10
 """Looks in a row that found nothing listening: the server is gone."""
@@ -151,7 +151,7 @@ def _as_unloaded(answer: Baseline, baseline: Baseline) -> bool:
 def _probe_once(session: Session) -> Baseline | None:
     prompt = session.prompter.small()
     session.afford(64, PROBE_TOKENS)
-    samples = once(session, "probe", [sends.stream(session.shape, prompt, PROBE_TOKENS)], SMALL_TOKENS).samples
+    samples = once(session, "probe", [stream(session.shape, prompt, PROBE_TOKENS)], SMALL_TOKENS).samples
     if samples.requests and bool((samples.send_ns < 0).all()):
         raise TargetError("refused", f"the server is gone: {error_of(samples)}")
     return answer_of(samples)
@@ -164,3 +164,50 @@ def answer_of(samples: Samples) -> Baseline | None:
     times = samples.t_ns[samples.arrivals_of(0)]
     tpot_ms = float(times[-1] - times[0]) / 1e6 / (len(times) - 1) if len(times) > 1 else None
     return Baseline(float(samples.first_token_ns[0] - samples.send_ns[0]) / 1e6, tpot_ms)
+
+
+def interval_s(window_s: float) -> float:
+    """How often to look: 40 times a window, between 0.1 and 1 s. A look costs the server a few milliseconds of one
+    core (vLLM's page of metrics has 50 kB), so that it stays below a hundredth of its time at the usual lengths."""
+    return min(SLOWEST_S, max(FASTEST_S, window_s / 40))
+
+
+class Poller:
+    """Context manager: from entry to exit `adapter.live()` is read every `every_s` in a thread of the conductor's
+    process (never of the load's); the readings stand in `points`."""
+
+    def __init__(self, adapter: Adapter, every_s: float, *, on: bool = True) -> None:
+        self.points: list[Live] = []
+        self.error: str | None = None
+        self._adapter = adapter
+        self._on = on
+        self._every_s = every_s
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="gauges", daemon=True)
+
+    def __enter__(self) -> Poller:
+        if self._on:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=30.0)
+
+    @property
+    def latest(self) -> Live | None:
+        return self.points[-1] if self.points else None
+
+    def since(self, t_ns: int) -> list[Live]:
+        return [p for p in self.points if p.t_ns >= t_ns]
+
+    def _work(self) -> None:
+        while not self._end.is_set():
+            try:
+                point = self._adapter.live()
+                if point is not None:
+                    self.points.append(point)
+            except Exception as error:  # whatever a server's page does to an adapter, the next look is made
+                self.error = str(error)
+            self._end.wait(self._every_s)

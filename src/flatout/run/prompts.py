@@ -1,21 +1,30 @@
-"""Prompts of exact length for this server: counts by the best means it has, and sends siblings where it has none."""
+"""Tokens of texts: prompts of exact length by the best count that the server has, and answers that nobody counted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
 
 from flatout.engines.base import TargetError
 from flatout.engines.generic import Adapter
 from flatout.engines.probe import Capabilities
+from flatout.load.samples import Samples
 from flatout.prompts.book import Prompt, PromptBook
-from flatout.run.sends import Content
 
 SMALL_TOKENS: Final = 48
+MOST_ANSWERS: Final = 400
+"""Answers of a cell that are counted by a tokenizer after its window."""
+
+Content = str | Sequence[int]
+"""What goes into a request: the text, or token ids."""
+
+
+class TokenizerError(Exception):
+    """A `--tokenizer` that cannot be used; the text says why."""
 
 
 def content_of(prompt: Prompt) -> Content:
-    """What goes into the request: the text, or the token ids."""
     if prompt.token_ids is not None:
         return prompt.token_ids
     assert prompt.text is not None
@@ -109,3 +118,36 @@ class Prompter:
             self._fitted[tokens] = self.book.sent_prompt(key, tokens, self._send_count)
             return self._fitted[tokens]
         return self.book.sibling(self._fitted[tokens])
+
+
+def tokenizer_file(path: Path) -> Callable[[str], int]:
+    """A counter from a Hugging Face `tokenizer.json` (whole text, no special tokens). Raises TokenizerError."""
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as error:
+        raise TokenizerError("--tokenizer needs the package tokenizers: pip install tokenizers") from error
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+    except Exception as error:
+        raise TokenizerError(f"{path} is no tokenizer.json: {error}") from error
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def recount(samples: Samples, count: Callable[[str], int | None]) -> dict[int, int] | None:
+    """Tokens of each answer's whole text, by its request, for servers that count nothing themselves; None where the
+    server counted, or where `count` cannot. At most MOST_ANSWERS answers."""
+    if samples.texts is None or bool((samples.completion_tokens >= 0).any()):
+        return None
+    if len(samples.running_tokens) and bool((samples.running_tokens >= 0).any() or (samples.id_tokens >= 0).any()):
+        return None
+    counts: dict[int, int] = {}
+    for request, text in enumerate(samples.texts[:MOST_ANSWERS]):
+        try:
+            tokens = count(text) if text else 0
+        except TargetError:
+            tokens = None
+        if tokens is None:
+            break
+        if text:
+            counts[request] = tokens
+    return counts or None

@@ -9,17 +9,30 @@ from typing import Final
 
 import numpy as np
 
+from flatout.engines.redact import tidy
+from flatout.flags import Flag
+from flatout.host.summary import TelemetrySummary
 from flatout.load.job import SelfCheck
 from flatout.load.process import Outcome
 from flatout.load.samples import OK, Samples, merge
+from flatout.measure import cell as measure
+from flatout.measure.checks import self_check
+from flatout.measure.verdict import Given, prefill_verdict
 from flatout.plan import PlannedCell
 from flatout.prompts.book import SHARED_HEAD_WORDS, Prompt
 from flatout.record import Cell
-from flatout.run import figures
-from flatout.run.answers import answered, error_of, ttft_ms
 from flatout.run.idle import ensure_idle
-from flatout.run.once import send_alone
+from flatout.run.requests import answered, error_of, send_alone, ttft_ms
 from flatout.run.session import Session
+from flatout.run.settle import (
+    BLOCK_TOKENS,
+    LENGTH_SHARE,
+    add_flag,
+    harmful,
+    note_length,
+    take_verdict,
+    telemetry,
+)
 from flatout.run.store import now_iso
 
 MAX_WARM_SENDS: Final = 3
@@ -39,8 +52,8 @@ class Row:
     """What a context length's cells share. `cold`: one request each, in order of `prompts` and what came before.
 
     `cached_tokens`: what the server had in its cache when a context was sent again (None: it does not tell).
-    `warm`: whether the contexts are known to be cached. `cut_to`: tokens that the server made of a longer prompt
-    without a word (Ollama does), so that nothing of this length can be measured.
+    `warm`: whether the contexts are known to be cached; `to_warm`: nobody tried yet. `cut_to`: tokens that the server
+    made of a longer prompt without a word (Ollama does), so that nothing of this length can be measured.
     """
 
     tokens: int
@@ -49,6 +62,7 @@ class Row:
     cold_ttft_ms: float | None = None
     cached_tokens: int | None = None
     warm: bool | None = None
+    to_warm: bool = True
     error: str | None = None
     cut_to: int | None = None
 
@@ -75,16 +89,40 @@ def prepare(session: Session, cells: Sequence[PlannedCell]) -> Row:
         return row
     row.cold_ttft_ms = _median_ttft_ms(row.cold)
     if prefill is not None:
-        cell = session.cell(prefill.id)
         machine = session.sampler.window(t_open, time.monotonic_ns())
-        figures.settle_prefill(session, cell, merge(row.cold), sends.checks, machine, row.error, head_tokens(session))
         foreign = sends.foreign or (idle.note if idle.idle is False else None)
-        if foreign:
-            figures.add_flag(cell, "contaminated", foreign)
-        if cell.prefill is not None:
-            cell.prefill.rate_limited = sends.refused
-        _close(session, cell, started, row)
+        _settle(session, session.cell(prefill.id), started, sends, machine, foreign)
     return row
+
+
+def _settle(
+    session: Session,
+    cell: Cell,
+    started: str,
+    sends: _ColdSends,
+    machine: TelemetrySummary,
+    foreign: str | None,
+) -> None:
+    """Fills the prefill cell from its cold requests. `foreign`: what else ran on the server."""
+    row, redact = sends.row, session.target.redactor.text
+    samples = merge(row.cold)
+    figures = measure.prefill(
+        samples, prompt_tokens=cell.context_tokens, head_tokens=head_tokens(session), block_tokens=BLOCK_TOKENS
+    )
+    given = Given(1, self_checks=sends.checks, throttle_reasons=harmful(machine), error=row.error)
+    take_verdict(cell, prefill_verdict(figures, given), row.error, redact)
+    for sample in figures.samples:
+        sample.note = tidy(sample.note, redact) if sample.note else None
+    figures.rate_limited = sends.refused
+    cell.prefill = figures
+    note_length(cell, [s.prompt_tokens for s in figures.samples if s.prompt_tokens is not None])
+    cell.self_check, cell.telemetry = self_check(sends.checks), telemetry(machine)
+    if foreign:
+        add_flag(cell, Flag.CONTAMINATED, foreign)
+    session.order += 1
+    cell.order, cell.started, cell.finished = session.order, started, now_iso()
+    cell.samples = session.store.write_samples(cell.id, samples)
+    session.settle(cell)
 
 
 class _ColdSends:
@@ -180,7 +218,7 @@ def _silent(samples: Samples) -> bool:
 
 def _far_off(samples: Samples, tokens: int) -> bool:
     counted = int(samples.prompt_tokens[0])
-    return counted > 0 and abs(counted - tokens) > max(2, figures.LENGTH_SHARE * tokens)
+    return counted > 0 and abs(counted - tokens) > max(2, LENGTH_SHARE * tokens)
 
 
 def _take(row: Row, tries: list[Prompt], prompt: Prompt, samples: Samples) -> bool:
@@ -197,20 +235,13 @@ def _take(row: Row, tries: list[Prompt], prompt: Prompt, samples: Samples) -> bo
     return True
 
 
-def _close(session: Session, cell: Cell, started: str, row: Row) -> None:
-    session.order += 1
-    cell.order, cell.started, cell.finished = session.order, started, now_iso()
-    cell.samples = session.store.write_samples(cell.id, merge(row.cold))
-    session.settle(cell)
-
-
 def head_tokens(session: Session) -> int:
     """Tokens that every prompt begins with: the template's, and words that two heads may share by chance."""
     return (session.capabilities.template_tokens or 0) + SHARED_HEAD_WORDS
 
 
 def _too_warm(session: Session, samples: Samples) -> bool:
-    return int(samples.cached_tokens[0]) > head_tokens(session) + figures.BLOCK_TOKENS
+    return int(samples.cached_tokens[0]) > head_tokens(session) + BLOCK_TOKENS
 
 
 def _with_count(prompt: Prompt, samples: Samples) -> Prompt:
@@ -224,13 +255,15 @@ def _median_ttft_ms(cold: Sequence[Samples]) -> float | None:
 
 
 def warm(session: Session, row: Row, cell: PlannedCell) -> None:
-    """Sends the row's contexts again until they are cached; how many sends that takes is learned on the run's first.
+    """Sends the row's contexts again until they are cached, once a row; how many sends that takes is learned on the
+    run's first.
 
     At most three sends a context, the cold one counted (some hybrids cache only at the second or third). Where the
     server says that the first is not cached after three, the row's others are not sent in vain.
     """
-    if not row.prompts or row.error:
+    if not row.to_warm or not row.prompts or row.error:
         return
+    row.to_warm = False
     if session.warm_sends is None:
         session.doing(f"warming {cell.label}: how many sends until it is cached", cell)
         session.warm_sends = _learn(session, row)

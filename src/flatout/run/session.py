@@ -12,16 +12,15 @@ from flatout.engines.base import Live, TargetError
 from flatout.engines.detect import Target
 from flatout.engines.probe import Capabilities
 from flatout.host.telemetry import Sampler
-from flatout.load.job import Job, Stream
 from flatout.load.process import JobRefused, LoadError, LoadPool
 from flatout.load.samples import OK, REFUSED, Samples
 from flatout.plan import Limits, PlannedCell
 from flatout.protocol import Shape
 from flatout.record import Cell, Record
-from flatout.run import sends
 from flatout.run.events import CellDone, Control, Doing, Listener, Note
 from flatout.run.options import Options
 from flatout.run.prompts import Prompter
+from flatout.run.settle import machine_stats
 from flatout.run.store import Store
 
 LEAST_EVENTS: Final = 64
@@ -140,8 +139,6 @@ class Session:
 
     def machine_now(self) -> dict[str, float | None]:
         """The machine over the last two seconds, by name with unit."""
-        from flatout.run.figures import machine_stats
-
         now_ns = time.monotonic_ns()
         return {name: s.mean for name, s in machine_stats(self.sampler.window(now_ns - 2_000_000_000, now_ns)).items()}
 
@@ -151,6 +148,10 @@ class Session:
             raise Stopped
         if self.control.take_skip():
             raise Stopped(skip=True)
+
+    def count_answer(self, text: str) -> int | None:
+        """Tokens of an answer's text by `--tokenizer`, else by the server's own tokenizer call."""
+        return (self.recounter or self.target.adapter.count_tokens)(text)
 
     @property
     def tokens_per_byte(self) -> float | None:
@@ -171,20 +172,6 @@ class Session:
                 f"it would take about {prompt_tokens + output_tokens:,} tokens more; {spent:,} of the {most:,} that "
                 "--max-tokens-total allows are spent"
             )
-
-    def job(self, name: str, mode: str, streams: list[Stream], max_requests: int | None = None) -> Job:
-        """A job against this server; request ids are unique over the run."""
-        self.jobs += 1
-        return sends.job(
-            name,
-            "closed" if mode == "closed" else "once",
-            sends.endpoint(self.target.address, self.shape.api),
-            self.shape,
-            streams,
-            self.options.timeouts,
-            f"flatout-{self.nonce[:8]}-{self.jobs}-",
-            max_requests,
-        )
 
     def _learn_from_running_counts(self, samples: Samples) -> None:
         """Tokens an event, of requests that were cut and whose server counts in each event."""

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flatout.load.job import Stream
 from flatout.plan import PlannedCell
 from flatout.record import Warmup
-from flatout.run import sends
-from flatout.run.answers import answered, error_of, ttft_ms
-from flatout.run.once import hang_up, send_alone
 from flatout.run.prompts import content_of
-
-if TYPE_CHECKING:
-    from flatout.run.session import Session
+from flatout.run.requests import answered, error_of, hang_up, job, send_alone, stream, ttft_ms
+from flatout.run.session import Session
 
 MOST_GOES: Final = 5
 REPEATS_WITHIN: Final = 0.05
@@ -35,8 +31,8 @@ def work(session: Session) -> None:
     """Warms up in both directions: the most streams at the shortest context, and the longest context once; each again
     until the speed repeats. Its prompts are never measured. Raises Stopped, Budget.
 
-    DESIGN asks for the largest cell and the smallest: the largest's graphs are those of its number of streams, and
-    those of its length; both are met here without filling the whole KV cache first.
+    The largest cell's graphs are those of its number of streams, and those of its length; both are met here without
+    filling the whole KV cache first.
     """
     measured = [c for c in session.planned if c.verdict == "measure"]
     decode = [c for c in measured if c.phase == "decode"]
@@ -60,9 +56,7 @@ def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
     for _ in range(MOST_GOES):
         session.check()
         session.afford(n * tokens * 2, n * cell.max_output * 2)
-        speed, error = _go(
-            session, [sends.stream(session.shape, content_of(p), cell.max_output) for p in prompts], tokens
-        )
+        speed, error = _go(session, [stream(session.shape, content_of(p), cell.max_output) for p in prompts], tokens)
         if error:
             return Warmup(
                 what=what, speeds=speeds, unit="events/s", repeats=False, note=session.target.redactor.text(error)
@@ -75,7 +69,7 @@ def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
 
 def _go(session: Session, streams: list[Stream], tokens: int) -> tuple[float | None, str | None]:
     """One go of GO_S, from when all streams have their first token. Events/s, and the error if it broke."""
-    session.pool.start(session.job("warm-up", "closed", streams, 2 * len(streams) if session.limited else None))
+    session.pool.start(job(session, "warm-up", "closed", streams, 2 * len(streams) if session.limited else None))
     try:
         status = session.pool.wait(START_S, lambda s: s.started >= len(streams) or session.control.stopping)
         open_ns = time.monotonic_ns()
