@@ -16,8 +16,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
-from flatout.engines.redact import Redactor, default, tidy
-from flatout.engines.redact_rules import NOT_SECRET, is_secret_name, shell_words
+from flatout.engines.redact import NOT_SECRET, Redactor, default, is_secret_name, shell_words, tidy
 
 R = Redactor(home="/home/carol", user="carol", hosts=["carols-box.lan"])
 GONE = "<redacted>"
