@@ -274,7 +274,6 @@ def test_what_httpcore_asks_of_a_connection() -> None:
     with talking(silent) as url:
         made = Backend().connect_tcp("127.0.0.1", int(url.rpartition(":")[2]), timeout=5.0)
         assert isinstance(made, Stream) and made.get_extra_info("ssl_object") is None
-        assert made.get_extra_info("server_addr")[0] == made.get_extra_info("client_addr")[0] == "127.0.0.1"
         assert made.get_extra_info("is_readable") is False and made.get_extra_info("other") is None
         with pytest.raises(httpcore.ReadTimeout):
             made.read(10, timeout=Until(0.05))
@@ -289,7 +288,7 @@ def test_every_wait_ends_when_the_user_stops(kind: str) -> None:
     with talking(DRIPS[kind]) as url:
         begun = time.monotonic()
         with pytest.raises(TargetError) as caught:
-            connect(url, environ={}, timeout_s=30.0, stopping=lambda: time.monotonic() - begun > 0.3)
+            connect(url, environ={}, stopping=lambda: time.monotonic() - begun > 0.3)
         # An answer that is no HTTP may be found out before.
         assert caught.value.kind == "stopped" or kind in ("interim answers", "status line")
         assert time.monotonic() - begun < 5

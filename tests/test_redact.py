@@ -85,6 +85,7 @@ def test_names(name: str, secret: bool) -> None:
         ("vllm serve M --api-key=sk-x --port 8001", "vllm serve M --api-key=<redacted> --port 8001"),
         ("vllm serve M --api-key k1 k2 --port 80", "vllm serve M --api-key <redacted> <redacted> --port 80"),
         ("HF_TOKEN=abc  vllm serve M", "HF_TOKEN=<redacted>  vllm serve M"),
+        ("sglang --api-key \\\r\n  plain --port 1", "sglang --api-key \\\r\n  <redacted> --port 1"),
         ("export MY_SECRET='a b' && run", "export MY_SECRET=<redacted> && run"),
         ("curl -k https://h.org/v1 -H 'Authorization: Bearer zz'", None),
         (

@@ -133,9 +133,9 @@ def unknown(reason: str = "the server does not say") -> Fact:
     return Fact(reason=reason)
 
 
-def first(reason: str, *choices: tuple[Value, Source]) -> Fact:
-    """The first known value with its source; otherwise missing for `reason`."""
-    return next((known(value, source) for value, source in choices if value is not None), unknown(reason))
+def fact(reason: str, value: Value, source: Source = "server") -> Fact:
+    """The value where it is known, otherwise the reason why not."""
+    return unknown(reason) if value is None else known(value, source)
 
 
 # Flags of a server's command line

@@ -82,16 +82,14 @@ def connect(
     argv: Sequence[str] | None = None,
     argv_source: Source = "host",
     secrets: Sequence[str] = (),
-    timeout_s: float = 10.0,
-    connect_timeout_s: float = 10.0,
     environ: Mapping[str, str] | None = None,
     stopping: Callable[[], bool] | None = None,
 ) -> Target:
     """Reaches the server, settles its base path and model, and recognises its engine with a few cheap GETs.
 
     `engine` (one of ENGINES) overrides what is recognised. `argv`: the server's command line, where it is known, with
-    `argv_source` "typed" (by --launch) or "host" (read from its process). `timeout_s` bounds each call; once `stopping`
-    is true, nothing more is asked. Raises TargetError in one sentence; of the kind "stopped" if `stopping` was why.
+    `argv_source` "typed" (by --launch) or "host" (read from its process). Once `stopping` is true, nothing more is
+    asked. Raises TargetError in one sentence; of the kind "stopped" if `stopping` was why.
     """
     if engine is not None and engine not in ENGINES:
         raise TargetError("model", f"there is no engine {engine!r}; one of: {', '.join(ENGINES)}")
@@ -102,8 +100,6 @@ def connect(
         return ControlClient(
             replace(address, base_path=base_path),
             redactor=redactor,
-            timeout_s=timeout_s,
-            connect_timeout_s=connect_timeout_s,
             stopping=stopping,
         )
 
@@ -160,15 +156,14 @@ def _reach(
         client = client_for(base)
         try:
             return client, _list(client)
-        except TargetError as error:
+        except BaseException as error:
             client.close()
             # Only a wrong path is a reason to try the next one, and the first refusal says most.
-            if error.kind not in ("not_found", "not_a_server") or error.status is None:
+            if not isinstance(error, TargetError) or error.status is None:
+                raise
+            if error.kind not in ("not_found", "not_a_server"):
                 raise
             failure = failure or error
-        except BaseException:
-            client.close()
-            raise
     assert failure is not None
     if model is None or failure.kind != "not_found":
         raise failure

@@ -48,10 +48,6 @@ class Address:
         return self.base_path.removesuffix("/v1")
 
     @property
-    def loopback(self) -> bool:
-        return is_loopback(self.host)
-
-    @property
     def origin(self) -> str:
         return f"{self.scheme}://{host_port(self.host, self.port)}"
 

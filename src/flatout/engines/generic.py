@@ -17,9 +17,10 @@ from flatout.engines.base import (
     Found,
     Live,
     TargetError,
+    Value,
     Wants,
     dig,
-    first,
+    fact,
     known,
     text,
     unknown,
@@ -100,7 +101,7 @@ class Adapter:
             commit=unknown(),
             build=unknown(),
             backend=unknown(),
-            repository=first("the server does not say", (self.repository, "derived")),
+            repository=fact("the server does not say", self.repository, "derived"),
             adapter=self.name,
             adapter_verified=self.verified,
             launch_command=self.launch_command(),
@@ -113,9 +114,9 @@ class Adapter:
         return ServedModel(
             id=known(self.model, "server"),
             served_as=known(self.model, "server"),
-            revision=self.flag("the server does not say", "--revision"),
-            quantization=self.flag("the server does not say", "--quantization"),
-            dtype=self.flag("the server does not say", "--dtype"),
+            revision=self.server_or_flag("the server does not say", None, self.option("--revision")),
+            quantization=self.server_or_flag("the server does not say", None, self.option("--quantization")),
+            dtype=self.server_or_flag("the server does not say", None, self.option("--dtype")),
         )
 
     def room(self) -> ServerRoom:
@@ -221,9 +222,9 @@ class Adapter:
     def number(self, *names: str) -> int | None:
         return base.count(self.option(*names))
 
-    def flag(self, reason: str, *names: str) -> Fact:
-        """A flag's value on the server's command line, else unknown for this reason."""
-        return first(reason, (self.option(*names), self.found.argv_source))
+    def server_or_flag(self, reason: str, told: Value, typed: Value) -> Fact:
+        """What the server tells, else what its command line says, else the reason why neither does."""
+        return fact(reason, typed, self.found.argv_source) if told is None else known(told, "server")
 
     def launch_command(self) -> Fact:
         if not self.found.argv:
@@ -319,11 +320,10 @@ class Generic(Adapter):
         engine.name = unknown() if self.name == "generic" else engine.name
         engine.adapter = self.name
         if self.name == "tgi":
-            engine.version = first("the server does not say", (text(dig(self._info, "version")), "server"))
-            engine.commit = first("the server does not say", (text(dig(self._info, "sha")), "server"))
+            engine.version = fact("the server does not say", text(dig(self._info, "version")))
+            engine.commit = fact("the server does not say", text(dig(self._info, "sha")))
         elif any(kind.name == self.name and not kind.hosted for kind in _KINDS):
-            version = text(dig(self.answer("/version"), "version"))
-            engine.version = first("the server does not say", (version, "server"))
+            engine.version = fact("the server does not say", text(dig(self.answer("/version"), "version")))
         return engine
 
     def served_model(self) -> ServedModel:
@@ -348,9 +348,9 @@ class Generic(Adapter):
         length = next((n for n in map(whole, lengths) if n is not None), None)
         running = whole(dig(self._info, "max_concurrent_requests"))
         return ServerRoom(
-            model_length=first("the server does not tell its context length", (length, "server")),
+            model_length=fact("the server does not tell its context length", length),
             kv_tokens=unknown("the server does not tell how many tokens its KV cache holds"),
-            max_running=first("the server does not tell how many requests it runs at once", (running, "server")),
+            max_running=fact("the server does not tell how many requests it runs at once", running),
         )
 
     def _lmstudio(self) -> Any:

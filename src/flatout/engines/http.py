@@ -12,7 +12,6 @@ import ssl
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 import httpcore
@@ -98,9 +97,7 @@ class ControlClient:
     def __enter__(self) -> ControlClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def request(
@@ -339,10 +336,9 @@ def _meaning(status: int) -> tuple[str, str]:
 def _proxy(address: Address) -> tuple[str, list[tuple[bytes, bytes]]] | None:
     if address.proxy is None:
         return None
-    host = f"[{address.proxy.host}]" if ":" in address.proxy.host else address.proxy.host
     login = address.proxy.authorization
     headers = [(b"Proxy-Authorization", login.encode())] if login else []
-    return f"http://{host}:{address.proxy.port}", headers
+    return f"http://{host_port(address.proxy.host, address.proxy.port)}", headers
 
 
 def _tls(address: Address) -> ssl.SSLContext | None:

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Final
 
 from flatout.engines.base import Found, TargetError, count, dig, option
@@ -47,11 +46,8 @@ class Launched:
         headers: Sequence[tuple[str, str]] = (),
         ca_file: str | None = None,
         insecure: bool = False,
-        env: Mapping[str, str] | None = None,
-        cwd: Path | None = None,
         ready_timeout_s: float = 1800.0,
         stop_timeout_s: float = 15.0,
-        redactor: Redactor | None = None,
         on_wait: Callable[[str], None] | None = None,
     ) -> None:
         try:
@@ -61,7 +57,7 @@ class Launched:
         self.argv: tuple[str, ...] = tuple(plain)
         """The words of the command, for the adapters; secrets are still in it."""
         self._run = ["/bin/sh", "-c", command] if needs_shell(command) else plain
-        self._env = {**(os.environ if env is None else env), **settings}
+        self._env = {**os.environ, **settings}
         found = url or listens_at(settings, plain)
         if found is None:
             raise TargetError("unavailable", "--launch: the command names no --port; give the server's URL as well")
@@ -71,8 +67,8 @@ class Launched:
         self.key = key
         """The key that the server wants, as given or as the command says; a secret."""
         self._address = parse_address(self.url, key=key, headers=headers, ca_file=ca_file, insecure=insecure)
-        self.redactor = redactor or Redactor(secrets=header_secrets(self._address))
-        self._log_path, self._cwd = log_path, cwd
+        self.redactor = Redactor(secrets=header_secrets(self._address))
+        self._log_path = log_path
         self._ready_timeout_s, self._stop_timeout_s = ready_timeout_s, stop_timeout_s
         self._on_wait = on_wait
         self._supervisor: subprocess.Popen[bytes] | None = None
@@ -82,9 +78,7 @@ class Launched:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def start(self) -> None:
@@ -151,7 +145,6 @@ class Launched:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 env=self._env,
-                cwd=self._cwd,
                 start_new_session=True,
             )
         assert self._supervisor.stdout is not None
@@ -206,11 +199,10 @@ class Launched:
 
 
 def _somebody_listens(host: str, port: int) -> bool:
-    try:
+    with contextlib.suppress(OSError):
         socket.create_connection((host, port), timeout=1.0).close()
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 # What a command line says

@@ -16,7 +16,7 @@ from flatout.engines.base import (
     TargetError,
     Wants,
     dig,
-    first,
+    fact,
     has,
     known,
     text,
@@ -73,17 +73,14 @@ class Llamacpp(Adapter):
         caveat = "this build was made without its number" if build == "b0-unknown" else None
         unreachable = unknown("llama.cpp's /props is not reachable")
         engine.version = known(build.partition("-")[0], "server", caveat) if build else unreachable
-        engine.commit = first(
-            "this build of llama.cpp does not know its commit", (commit[1] if commit else None, "server")
-        )
+        engine.commit = fact("this build of llama.cpp does not know its commit", commit[1] if commit else None)
         engine.build = known(build, "server") if build else unreachable
         engine.backend = unknown("llama.cpp does not tell which backend (CUDA, Metal, CPU, …) it runs on")
         engine.speculative_method = self._speculative_method()
-        engine.draft_model = self.flag(
-            "llama.cpp does not tell its draft model", "-md", "--model-draft", "--spec-draft-model"
-        )
+        draft = self.option("-md", "--model-draft", "--spec-draft-model")
         length = self.number("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max")
-        engine.draft_length = first("llama.cpp does not tell its draft length", (length, self.found.argv_source))
+        engine.draft_model = self.server_or_flag("llama.cpp does not tell its draft model", None, draft)
+        engine.draft_length = self.server_or_flag("llama.cpp does not tell its draft length", None, length)
         return engine
 
     def served_model(self) -> ServedModel:
@@ -93,11 +90,8 @@ class Llamacpp(Adapter):
         from_name = re.search(r"(?i)[-._]((?:i?q\d[a-z0-9_]*)|f16|bf16|f32|fp16|mxfp4)(?=[-._]|$)", path or self.model)
         model.id = known(re.split(r"[/\\]", path)[-1] or self.model, "server")
         model.revision = unknown("a GGUF file has no revision")
-        model.quantization = first(
-            "llama.cpp does not tell the file type",
-            (file_type, "server"),
-            (from_name[1] if from_name else None, "derived"),
-        )
+        named = fact("llama.cpp does not tell the file type", from_name[1] if from_name else None, "derived")
+        model.quantization = known(file_type, "server") if file_type else named
         model.dtype = unknown("a GGUF file has a quantization instead")
         return model
 
@@ -109,12 +103,10 @@ class Llamacpp(Adapter):
         length = min(lengths) if lengths else props_length or meta_length
         count = whole(dig(self._props, "total_slots")) or len(slots) or None
         return ServerRoom(
-            model_length=first("llama.cpp does not tell its context length", (length, "server")),
+            model_length=fact("llama.cpp does not tell its context length", length),
             kv_tokens=self._kv_tokens(length, lengths, count),
-            max_running=first(
-                "llama.cpp does not tell its number of slots",
-                (count, "server"),
-                (self.number("-np", "--parallel"), self.found.argv_source),
+            max_running=self.server_or_flag(
+                "llama.cpp does not tell its number of slots", count, self.number("-np", "--parallel")
             ),
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from flatout.engines.base import USAGE, Found, TargetError, Wants, dig, first, text, unknown, whole
+from flatout.engines.base import USAGE, Found, TargetError, Wants, dig, fact, text, unknown, whole
 from flatout.engines.generic import ASK_TIMEOUT_S, Adapter, Ask
 from flatout.engines.http import ControlClient
 from flatout.record import Engine, ServedModel, ServerRoom
@@ -41,26 +41,21 @@ class Ollama(Adapter):
     def engine(self) -> Engine:
         engine = super().engine()
         version = text(dig(self.answer("/api/version"), "version"))
-        engine.version = first("Ollama's /api/version is not reachable", (version, "server"))
+        engine.version = fact("Ollama's /api/version is not reachable", version)
         return engine
 
     def served_model(self) -> ServedModel:
         model, running = super().served_model(), self._running()
-        model.revision = first(
-            "Ollama tells the digest of loaded models only", (text(dig(running, "digest")), "server")
-        )
-        model.quantization = first(
-            "Ollama's /api/show does not tell",
-            (text(dig(self._show, "details", "quantization_level")), "server"),
-            (text(dig(running, "details", "quantization_level")), "server"),
-        )
+        model.revision = fact("Ollama tells the digest of loaded models only", text(dig(running, "digest")))
+        levels = [text(dig(answer, "details", "quantization_level")) for answer in (self._show, running)]
+        model.quantization = fact("Ollama's /api/show does not tell", levels[0] or levels[1])
         model.dtype = unknown("a GGUF file has a quantization instead")
         return model
 
     def room(self) -> ServerRoom:
         length = whole(dig(self._running(), "context_length"))
         return ServerRoom(
-            model_length=first("Ollama tells the context length of loaded models only, by /api/ps", (length, "server")),
+            model_length=fact("Ollama tells the context length of loaded models only, by /api/ps", length),
             kv_tokens=unknown("Ollama does not tell how many tokens its KV cache holds"),
             max_running=unknown("Ollama does not tell OLLAMA_NUM_PARALLEL"),
         )

@@ -103,30 +103,30 @@ class _Answer:
         return next((e.finish for e in reversed(self.events) if e.finish), None)
 
 
+@dataclass(slots=True)
 class _Prober:
     """The requests of one probe: how many were sent, with which fields, and what was learned on the way."""
 
-    def __init__(
-        self,
-        target: Target,
-        extra_body: str,
-        temperature: float | None,
-        timeout_s: float,
-        on_wait: Callable[[str], None] | None,
-    ) -> None:
-        self.target = target
-        self.extra_body = extra_body
-        self.temperature = temperature
-        self.timeout_s = timeout_s
-        self.on_wait = on_wait
-        self.wants: Wants = target.adapter.wants
+    target: Target
+    api: Api
+    extra_body: str
+    temperature: float | None
+    timeout_s: float
+    on_wait: Callable[[str], None] | None
+    max_tokens_field: str = ""
+    requests: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    refusals: int = 0
+    dropped: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
         self.max_tokens_field = self.wants.max_tokens_field
-        self.api: Api = "chat"
-        self.requests = 0
-        self.prompt_tokens = self.output_tokens = 0
-        self.refusals = 0
-        self.dropped: dict[str, str] = {}
-        self.notes: list[str] = []
+
+    @property
+    def wants(self) -> Wants:
+        return self.target.adapter.wants
 
     def send(self, fields: tuple[Field, ...], prompt: str | list[int] = _TEXT, asked: int = _ASKED_TOKENS) -> _Answer:
         """One streamed request, read to its end. Raises TargetError if it is refused, or breaks off."""
@@ -215,7 +215,7 @@ def probe(
     """
     before, target.client.stopping = target.client.stopping, stopping
     try:
-        found = _probe(_Prober(target, extra_body, temperature, timeout_s, on_wait), api)
+        found = _probe(_Prober(target, api or "chat", extra_body, temperature, timeout_s, on_wait), api)
         target.client.raise_if_stopped()
         return found
     finally:
@@ -223,7 +223,6 @@ def probe(
 
 
 def _probe(prober: _Prober, api: Api | None) -> Capabilities:
-    prober.api = api or "chat"
     try:
         answer, settled = _agree(prober)
     except TargetError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Final
 
@@ -27,18 +27,16 @@ class Samples:
     """The wanted samples of one scrape, by exact sample name."""
 
     series: Mapping[str, tuple[tuple[Mapping[str, str], float], ...]] = field(default_factory=dict)
-    skipped: int = 0
-    """Wanted lines that could not be parsed."""
 
     def total(self, *names: str) -> float | None:
         """The sum over the series of the first of `names` that is there; NaN is no value; None if nothing is left, or
         if no number is so large."""
-        return _sum(self._replicas_merged(names))
+        return finite_sum(self._replicas_merged(names))
 
     def mean(self, *names: str) -> float | None:
         """The mean over the series of the first of `names` that is there, for shares such as KV use."""
         values = self._replicas_merged(names)
-        total = _sum(values)
+        total = finite_sum(values)
         return None if total is None else total / len(values)
 
     def labels(self, name: str) -> tuple[Mapping[str, str], ...]:
@@ -58,28 +56,20 @@ class Samples:
 
 
 def parse(text: str, names: frozenset[str]) -> Samples:
-    """The samples named exactly so; lines that are no Prometheus text are skipped and counted.
+    """The samples named exactly so; lines that are no Prometheus text are skipped.
 
     Raises TargetError where so many lines have these names that each poll would cost seconds.
     """
     lines: list[str] = []
-    skipped = 0
-    for match in _wanted(names).finditer(text):
-        if match.end() - match.start() > MOST_CHARS:
-            skipped += 1
-        else:
+    for number, match in enumerate(_wanted(names).finditer(text), 1):
+        if match.end() - match.start() <= MOST_CHARS:
             lines.append(match.group())
-        if len(lines) + skipped > MOST_LINES:
+        if number > MOST_LINES:
             raise TargetError(
                 "protocol",
                 f"the server's /metrics has over {MOST_LINES:,} series of the gauges that flatout reads; so many "
                 "cannot be read while something is measured",
             )
-    found = _parsed(lines)
-    return replace(found, skipped=found.skipped + skipped)
-
-
-def _parsed(lines: list[str]) -> Samples:
     try:
         return Samples(_collect("\n".join(lines) + "\n"))
     except Exception:
@@ -87,7 +77,8 @@ def _parsed(lines: list[str]) -> Samples:
         return _one_by_one(lines)
 
 
-def _sum(values: list[float]) -> float | None:
+def finite_sum(values: list[float]) -> float | None:
+    """None for no numbers, or where no number is so large."""
     try:
         return math.fsum(values) if values else None
     except OverflowError:
@@ -96,7 +87,6 @@ def _sum(values: list[float]) -> float | None:
 
 def _one_by_one(lines: list[str]) -> Samples:
     series: dict[str, tuple[tuple[Mapping[str, str], float], ...]] = {}
-    skipped = 0
     for line in lines:
         for candidate in (line, line.partition(" # {")[0]):  # the latter: an OpenMetrics exemplar cut off
             try:
@@ -106,9 +96,7 @@ def _one_by_one(lines: list[str]) -> Samples:
             for name, values in found.items():
                 series[name] = series.get(name, ()) + values
             break
-        else:
-            skipped += 1
-    return Samples(series, skipped)
+    return Samples(series)
 
 
 def _collect(text: str) -> dict[str, tuple[tuple[Mapping[str, str], float], ...]]:

@@ -55,7 +55,7 @@ _NAMED = re.compile(
     r"(?<![\w.-])(-{0,2}[A-Za-z_][\w.-]{0,79})(\\*[\"'])?"
     r"\s{0,8}(?:=>|=(?!=)|:(?!//|:))[ \t]{0,40}(?:\r?\n[ \t]{1,80}(?=[\"'\[]))?"
 )
-_FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]{0,79})(?:[ \t]{1,40}|\s{0,8}\\\r?\n\s{0,40}|\\*[\"']\s{0,4},\s{0,8})")
+_FLAG = re.compile(r"(?<![\w-])(--?[A-Za-z][\w-]{0,79})(?:\s{0,8}\\\r?\n\s{0,40}|[ \t]{1,40}|\\*[\"']\s{0,4},\s{0,8})")
 _FLAG_WORD = re.compile(r"--?[A-Za-z][\w.-]{0,79}")
 _LOGPROB = re.compile(r"\\*\"\s{0,8},\s{0,8}\\*\"(?:bytes|logprob|token_id)\\*\"")
 _SPOKEN = re.compile(
@@ -336,9 +336,8 @@ def _names_pattern(names: Iterable[str], inside: str) -> re.Pattern[str] | None:
 
 
 def _holds_something(value: Any) -> bool:
-    if value is None or isinstance(value, bool):
-        return False
-    return not (isinstance(value, str | bytes | list | tuple | dict | set) and len(value) == 0)
+    empty = isinstance(value, str | bytes | list | tuple | dict | set) and len(value) == 0
+    return not (empty or value is None or isinstance(value, bool))
 
 
 def _fields_of(value: Any) -> dict[str, Any] | None:

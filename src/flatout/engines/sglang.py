@@ -20,7 +20,7 @@ from flatout.engines.base import (
     Wants,
     count,
     dig,
-    first,
+    fact,
     known,
     option,
     text,
@@ -29,6 +29,7 @@ from flatout.engines.base import (
 )
 from flatout.engines.generic import COMMIT, Adapter, Ask
 from flatout.engines.http import ControlClient
+from flatout.engines.prometheus import finite_sum
 from flatout.record import Engine, Fact, ServedModel, ServerRoom
 
 _INFO_PATHS: Final = ("/get_server_info", "/server_info")
@@ -90,52 +91,47 @@ class Sglang(Adapter):
         commit = COMMIT.search(version or "")
         method = text(dig(info, "speculative_algorithm"))
         off = isinstance(info, dict) and "speculative_algorithm" in info and method is None
-        draft_model = text(dig(info, "speculative_draft_model_path"))
-        engine.version = first(_UNSAID, (version, "server"))
-        engine.commit = first("SGLang names it in development builds only", (commit[1] if commit else None, "server"))
-        engine.build = first("a plain release", ((version or "").partition("+")[2] or None, "server"))
-        engine.backend = first(_UNSAID, (text(dig(info, "attention_backend")), "server"))
-        engine.speculative_method = first(_UNSAID, (method, "server"), ("none" if off else None, "server"))
-        engine.draft_model = first(_UNSAID, (draft_model, "server"))
+        engine.version = fact(_UNSAID, version)
+        engine.commit = fact("SGLang names it in development builds only", commit[1] if commit else None)
+        engine.build = fact("a plain release", (version or "").partition("+")[2] or None)
+        engine.backend = fact(_UNSAID, text(dig(info, "attention_backend")))
+        engine.speculative_method = fact(_UNSAID, "none" if off else method)
+        engine.draft_model = fact(_UNSAID, text(dig(info, "speculative_draft_model_path")))
         engine.draft_length = self._draft_length(method)
         return engine
 
     def served_model(self) -> ServedModel:
-        model, info, source = super().served_model(), self._info, self.found.argv_source
-        model.id = first(_UNSAID, (text(dig(info, "model_path")), "server"), (self.model, "server"))
-        model.revision = first("SGLang was started without --revision", (text(dig(info, "revision")), "server"))
-        model.quantization = first(
+        model, info = super().served_model(), self._info
+        model.id = known(text(dig(info, "model_path")) or self.model, "server")
+        model.revision = fact("SGLang was started without --revision", text(dig(info, "revision")))
+        model.quantization = self.server_or_flag(
             "SGLang was started without --quantization; the model's own configuration decides",
-            (text(dig(info, "quantization")), "server"),
-            (self.option("--quantization"), source),
+            text(dig(info, "quantization")),
+            self.option("--quantization"),
         )
-        model.dtype = first(_UNSAID, (text(dig(info, "dtype")), "server"), (self.option("--dtype"), source))
+        model.dtype = self.server_or_flag(_UNSAID, text(dig(info, "dtype")), self.option("--dtype"))
         return model
 
     def room(self) -> ServerRoom:
-        info, source, loads = self._info, self.found.argv_source, self._loads()
+        info, loads = self._info, self._loads()
         states = dig(info, "internal_states")
         per_rank = _sum_of_limits(states if isinstance(states, list) else [], "effective_max_running_requests_per_dp")
         ranks = whole(dig(info, "dp_size")) or 1
         kv_per_rank = whole(dig(info, "max_total_num_tokens"))
+        kv_told = kv_per_rank * ranks if kv_per_rank else None
         return ServerRoom(
-            model_length=first(
+            model_length=self.server_or_flag(
                 "SGLang did not tell its context length",
-                (whole(self.found.entry.get("max_model_len")), "server"),
-                (whole(dig(info, "context_length")), "server"),
-                (self.number("--context-length"), source),
+                whole(self.found.entry.get("max_model_len")) or whole(dig(info, "context_length")),
+                self.number("--context-length"),
             ),
-            kv_tokens=first(
-                "SGLang did not tell max_total_num_tokens",
-                (_sum_of_limits(loads, "max_total_num_tokens"), "server"),
-                (kv_per_rank * ranks if kv_per_rank else None, "server"),
+            kv_tokens=fact(
+                "SGLang did not tell max_total_num_tokens", _sum_of_limits(loads, "max_total_num_tokens") or kv_told
             ),
-            max_running=first(
+            max_running=self.server_or_flag(
                 "SGLang did not tell max_running_requests",
-                (_sum_of_limits(loads, "max_running_requests"), "server"),
-                (per_rank, "server"),
-                (whole(dig(info, "max_running_requests")), "server"),
-                (self.number("--max-running-requests"), source),
+                _sum_of_limits(loads, "max_running_requests") or per_rank or whole(dig(info, "max_running_requests")),
+                self.number("--max-running-requests"),
             ),
         )
 
@@ -174,8 +170,8 @@ class Sglang(Adapter):
             _finite([dig(rank, name) for rank in loads])
             for name in ("num_running_reqs", "num_waiting_reqs", "token_usage")
         )
-        kv_use = _sum(usage)
-        return Live(t_ns, _sum(running), _sum(waiting), None if kv_use is None else kv_use / len(usage))
+        kv_use = finite_sum(usage)
+        return Live(t_ns, finite_sum(running), finite_sum(waiting), None if kv_use is None else kv_use / len(usage))
 
     def _loads(self) -> list[Any]:
         """One entry a data-parallel rank; none where the server has no /v1/loads."""
@@ -210,7 +206,7 @@ class Sglang(Adapter):
         lengths = (whole(dig(self._info, name)) for name in fields)
         typed = count(option(self._words(), "--speculative-num-draft-tokens"))
         length = next((n for n in (*lengths, typed) if n is not None), None)
-        return first("SGLang does not tell the draft length", (length, "server"))
+        return fact("SGLang does not tell the draft length", length)
 
 
 def _finite(values: list[Any]) -> list[float]:
@@ -223,11 +219,6 @@ def _finite(values: list[Any]) -> list[float]:
         except OverflowError:
             continue
     return numbers
-
-
-def _sum(values: list[float]) -> float | None:
-    total = sum(values) if values else None
-    return total if total is not None and math.isfinite(total) else None
 
 
 def _sum_of_limits(ranks: list[Any], name: str) -> int | None:

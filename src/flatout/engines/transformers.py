@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from flatout.engines.base import USAGE, Found, Wants, dig, first, has, known, unknown
+from flatout.engines.base import USAGE, Found, Wants, dig, fact, has, known, unknown
 from flatout.engines.generic import Adapter, Ask
 from flatout.record import Engine, ServedModel, ServerRoom
 
@@ -30,14 +30,14 @@ class Transformers(Adapter):
     def engine(self) -> Engine:
         engine = super().engine()
         engine.version = unknown("transformers serve does not tell its version")
-        engine.backend = self.flag(_UNSAID, "--device")
+        engine.backend = self.server_or_flag(_UNSAID, None, self.option("--device"))
         engine.speculative_method = known("none", "derived", "transformers serve has no speculative decoding")
         return engine
 
     def served_model(self) -> ServedModel:
         model = super().served_model()
-        model.dtype = self.flag(_UNSAID, "--dtype", "--torch-dtype")
-        model.quantization = self.flag(_UNSAID, "--quantization")
+        model.dtype = self.server_or_flag(_UNSAID, None, self.option("--dtype", "--torch-dtype"))
+        model.quantization = self.server_or_flag(_UNSAID, None, self.option("--quantization"))
         return model
 
     def room(self) -> ServerRoom:
@@ -47,5 +47,5 @@ class Transformers(Adapter):
         return ServerRoom(
             model_length=unknown("transformers serve keeps no limit on a request's length"),
             kv_tokens=unknown("transformers serve does not tell how many tokens its KV cache holds"),
-            max_running=first("transformers serve does not tell how it batches", (one_by_one, "derived")),
+            max_running=fact("transformers serve does not tell how it batches", one_by_one, "derived"),
         )

@@ -17,7 +17,7 @@ from flatout.engines.base import (
     Source,
     Wants,
     dig,
-    first,
+    fact,
     known,
     text,
     unknown,
@@ -79,13 +79,14 @@ class Vllm(Adapter):
         version = text(dig(self.answer("/version"), "version"))
         commit = COMMIT.search(version or "")
         speculative = self._speculative()
-        engine.version = first("vLLM's /version is not reachable", (version, "server"))
-        engine.commit = first("vLLM names it in development builds only", (commit[1] if commit else None, "server"))
-        engine.build = first("a plain release", ((version or "").partition("+")[2] or None, "server"))
+        engine.version = fact("vLLM's /version is not reachable", version)
+        engine.commit = fact("vLLM names it in development builds only", commit[1] if commit else None)
+        engine.build = fact("a plain release", (version or "").partition("+")[2] or None)
         engine.backend = self._setting_or_flag(("device_config", "device"), "--device")
-        engine.speculative_method = first(_UNSAID, (text(speculative.get("method")), source), self._off())
-        engine.draft_model = first(_UNSAID, (text(speculative.get("model")), source))
-        engine.draft_length = first(_UNSAID, (whole(speculative.get("num_speculative_tokens")), source))
+        method = text(speculative.get("method"))
+        engine.speculative_method = known(method, source) if method else self._off()
+        engine.draft_model = fact(_UNSAID, text(speculative.get("model")), source)
+        engine.draft_length = fact(_UNSAID, whole(speculative.get("num_speculative_tokens")), source)
         return engine
 
     def served_model(self) -> ServedModel:
@@ -96,22 +97,18 @@ class Vllm(Adapter):
         return model
 
     def room(self) -> ServerRoom:
-        source = self.found.argv_source
+        length = whole(self.found.entry.get("max_model_len"))
         # Each data-parallel engine has its own limit.
         engines = max(1, len(self._start.labels(_CONFIG)) if self._start else 1)
         seqs = whole(self._setting("scheduler_config", "max_num_seqs"))
         seqs_typed = self.number("--max-num-seqs")
         return ServerRoom(
-            model_length=first(
-                "vLLM did not tell max_model_len",
-                (whole(self.found.entry.get("max_model_len")), "server"),
-                (self.number("--max-model-len"), source),
-            ),
+            model_length=self.server_or_flag("vLLM did not tell max_model_len", length, self.number("--max-model-len")),
             kv_tokens=self._kv_tokens(),
-            max_running=first(
+            max_running=self.server_or_flag(
                 "vLLM does not tell --max-num-seqs, and its default depends on the hardware",
-                (seqs * engines if seqs else None, "server"),
-                (seqs_typed * engines if seqs_typed else None, source),
+                seqs * engines if seqs else None,
+                seqs_typed * engines if seqs_typed else None,
             ),
         )
 
@@ -158,17 +155,17 @@ class Vllm(Adapter):
             return {}
         return config if isinstance(config, dict) else {}
 
-    def _off(self) -> tuple[str | None, Source]:
+    def _off(self) -> Fact:
         if self._config is not None and self._setting("speculative_config") is None:
-            return "none", "server"
+            return known("none", "server")
         given = self.found.argv is not None and self.option("--config") is None
-        return ("none", "derived") if given and not self._speculative() else (None, "derived")
+        return known("none", "derived") if given and not self._speculative() else unknown(_UNSAID)
 
     def _setting_or_flag(self, path: tuple[str, str], *flags: str) -> Fact:
         setting = self._setting(*path)
         if path[1] == "dtype":
             setting = (setting or "").removeprefix("torch.") or None
-        return first(_UNSAID, (setting, "server"), (self.option(*flags), self.found.argv_source))
+        return self.server_or_flag(_UNSAID, setting, self.option(*flags))
 
     def _setting(self, *path: str) -> str | None:
         """One setting of the development mode's configuration, which is JSON or one long text by version."""

@@ -142,19 +142,13 @@ class Stream(httpcore.NetworkStream):
         return Stream(sock)
 
     def get_extra_info(self, info: str) -> Any:
-        match info:
-            case "ssl_object":
-                return self._sock if isinstance(self._sock, ssl.SSLSocket) else None
-            case "socket":
-                return self._sock
-            case "client_addr":
-                return self._sock.getsockname()
-            case "server_addr":
-                return self._sock.getpeername()
-            case "is_readable":
-                with _Selector() as selector:
-                    selector.register(self._sock, selectors.EVENT_READ)
-                    return bool(selector.select(0))
+        """What httpcore asks for: the TLS of the connection, and whether an idle one has been closed by the server."""
+        if info == "ssl_object":
+            return self._sock if isinstance(self._sock, ssl.SSLSocket) else None
+        if info == "is_readable":
+            with _Selector() as selector:
+                selector.register(self._sock, selectors.EVENT_READ)
+                return bool(selector.select(0))
         return None
 
 
