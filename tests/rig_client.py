@@ -1,22 +1,60 @@
-"""A raw HTTP client for the rig's own tests: it shows the bytes, the chunks and when they came."""
+"""For the rig's own tests: a rig in a thread, and a raw HTTP client that shows the bytes and when they came."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 import ssl
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
 
-from flatout.rig import Truth
+from flatout.rig import RigConfig, RigHandle, Truth
+from flatout.rig.server import RigServer
 
 F64 = npt.NDArray[np.float64]
 TIMEOUT_S = 20.0
+
+
+class RigThread:
+    """A rig in a thread of this process, as `RigHandle` works a process. Its schedule is the same, and what it is late
+    by stands in its log; starting it takes a tenth of the time."""
+
+    stdout = stderr = None
+    returncode = 0
+    pid = os.getpid()
+
+    def __init__(self, config: RigConfig) -> None:
+        self.server = RigServer(config)
+        self._thread = threading.Thread(target=self.server.run, daemon=True)
+        self._thread.start()
+
+    def poll(self) -> int | None:
+        return None if self._thread.is_alive() else 0
+
+    def terminate(self) -> None:
+        self.server.stop()
+
+    def wait(self, timeout: float) -> None:
+        self._thread.join(timeout)
+
+
+@contextmanager
+def running(config: RigConfig) -> Iterator[RigHandle]:
+    thread = RigThread(config)
+    handle = RigHandle(cast(Any, thread), thread.server.url)
+    try:
+        yield handle
+    finally:
+        handle.stop()
 
 
 @dataclass

@@ -48,7 +48,7 @@ def test_only_light_parts_are_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     modules = out.read_text().split()
     ours = {m for m in modules if m.startswith("flatout")}
     assert "flatout.load.reader" in ours
-    assert all(m in {"flatout", "flatout.protocol"} or m.startswith("flatout.load") for m in ours)
+    assert all(m in {"flatout", "flatout.net", "flatout.protocol"} or m.startswith("flatout.load") for m in ours)
     foreign = {m.split(".")[0] for m in modules} - set(sys.stdlib_module_names) - {"flatout", "__main__"}
     foreign = {m for m in foreign if not m.startswith(("_cython", "cython_runtime", "_distutils_hack", "_virtualenv"))}
     assert foreign - {"typing_extensions"} == {"httptools", "msgspec", "numpy"}  # msgspec or numpy take that one
@@ -86,15 +86,15 @@ def test_a_killed_process_is_told_at_once() -> None:
 
 
 def test_a_hung_process_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENCE_S", 2.0)
-    monkeypatch.setattr(process, "COUNT_S", 0.5)
+    monkeypatch.setattr(process, "COUNT_S", 0.3)
     with serving(lambda p: p.stream(answer(1000), 0.01)) as server, LoadPool() as pool:
         pool.start(job(server.port, mode="closed"))
         pool.wait(5, until=lambda s: s.started == 1)
         os.kill(pool.pids[0], signal.SIGSTOP)
         with pytest.raises(LoadError, match="did not count its events within"):
             pool.look(100_000_000)
-        with pytest.raises(LoadError, match="has not answered for 2 s"):
+        monkeypatch.setattr(process, "SILENCE_S", 0.5)
+        with pytest.raises(LoadError, match=r"has not answered for 0\.5 s"):
             pool.wait(30)
         began = time.monotonic()
     assert time.monotonic() - began < 5  # closing does not wait for it either
@@ -195,28 +195,26 @@ def test_few_files_are_enough_for_one_stream(monkeypatch: pytest.MonkeyPatch) ->
             pool.start(job(server.port, most + 1))
 
 
-@pytest.mark.parametrize("how", ["killed", "hung", "whole", "closed"])
-def test_a_pool_can_be_started_again(how: str) -> None:
+def test_a_pool_can_be_started_again() -> None:
     """Whatever has become of its processes: as many as before, others, and the old ones gone."""
-    with serving(lambda p: p.stream(answer(1000), 0.01) if p.number < 2 else p.stream(answer(3))) as server:
+    with serving(lambda p: p.stream(answer(3)) if p.body == b"{}" else p.stream(answer(1000), 0.01)) as server:
         with LoadPool(2) as pool:
-            old = [psutil.Process(pid) for pid in pool.pids]
-            pool.start(job(server.port, 2, mode="closed"))
-            pool.wait(5, until=lambda s: s.started == 2)
-            if how == "killed":
-                old[1].kill()
-                with pytest.raises(LoadError, match="signal 9"):
-                    pool.wait(10)
-            elif how == "hung":
-                old[0].suspend()
-            elif how == "closed":
-                pool.close()
-            pool.restart()
-            assert len(pool.pids) == 2 and not set(pool.pids) & {p.pid for p in old}
-            assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in old)
-            assert run_once(pool, job(server.port, 2), 5).samples.outcome.tolist() == [OK, OK]
-            pool.restart()
-            assert run_once(pool, job(server.port, 2), 5).samples.outcome.tolist() == [OK, OK]
+            for how in ("killed", "hung", "whole", "closed"):
+                old = [psutil.Process(pid) for pid in pool.pids]
+                pool.start(job(server.port, 2, mode="closed"))
+                pool.wait(5, until=lambda s: s.started == 2)
+                if how == "killed":
+                    old[1].kill()
+                    with pytest.raises(LoadError, match="signal 9"):
+                        pool.wait(10)
+                elif how == "hung":
+                    old[0].suspend()
+                elif how == "closed":
+                    pool.close()
+                pool.restart()
+                assert len(pool.pids) == 2 and not set(pool.pids) & {p.pid for p in old}
+                assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in old)
+                assert run_once(pool, job(server.port, 2, body=b"{}"), 5).samples.outcome.tolist() == [OK, OK]
         assert not any(psutil.pid_exists(pid) and psutil.Process(pid).ppid() == os.getpid() for pid in pool.pids)
 
 
@@ -241,24 +239,30 @@ def test_no_descriptors_left_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 CLOSED = """
-import os, sys
-for fd in (%s):
-    os.close(fd)
+import itertools, os, sys
 from flatout.load.process import LoadPool
 from tests.load_server import job, run_once
-with LoadPool(2) as pool:
-    outcomes = run_once(pool, job(int(sys.argv[1]), 3), 10).samples.outcome.tolist()
-sys.exit(7 if outcomes == [0, 0, 0] else 1)
+children = []
+for closed in itertools.chain.from_iterable(itertools.combinations((0, 1, 2), n) for n in range(4)):
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+        continue
+    for fd in closed:
+        os.close(fd)
+    with LoadPool(2) as pool:
+        outcomes = run_once(pool, job(int(sys.argv[1]), 3), 20).samples.outcome.tolist()
+    os._exit(7 if outcomes == [0, 0, 0] else 1)
+sys.exit(0 if [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [7] * 8 else 1)
 """
 
 
-@pytest.mark.parametrize("closed", ["", "0,", "1,", "2,", "0, 1,", "0, 2,", "1, 2,", "0, 1, 2,"])
-def test_closed_standard_streams_take_nothing_from_the_load_processes(closed: str) -> None:
+def test_closed_standard_streams_take_nothing_from_the_load_processes() -> None:
     """`flatout run … 2>&-`: the numbers of closed streams are handed out again, and must not reach the children."""
     with serving(lambda p: p.stream(answer(3))) as server:
-        done = subprocess.run([sys.executable, "-c", CLOSED % closed, str(server.port)], cwd=ROOT, timeout=60)
-        assert done.returncode == 7
-        assert len(server.peers) == 3
+        done = subprocess.run([sys.executable, "-c", CLOSED, str(server.port)], cwd=ROOT, timeout=60)
+        assert done.returncode == 0
+        assert len(server.peers) == 3 * 8
 
 
 @pytest.mark.parametrize(("closing", "said"), [(3, None), (100, "closes its connections before a request")])
@@ -434,7 +438,7 @@ def test_stamps_against_the_log_of_what_was_sent(pattern: str) -> None:
     data = body(shape, "How fast?", 400, request_id="0" * 40)
     stream = Stream(body=data, asked_tokens=400, rid_offset=data.index(b"0" * 40))
     with (
-        running(RigConfig(dialect="vllm", decode_tok_s=100.0, pattern=pattern, ttft_ms=20.0)) as rig,
+        running(RigConfig(dialect="vllm", decode_tok_s=200.0, pattern=pattern, ttft_ms=20.0)) as rig,
         LoadPool() as pool,
     ):  # type: ignore[arg-type]
         where = urlsplit(rig.url)

@@ -81,6 +81,7 @@ def test_close_delimited_over_tls(pool: LoadPool, tls: ssl.SSLContext, ca_file: 
         asked = job(server.port, mode="closed", max_requests=3, scheme="https", ca_file=ca_file)
         s = run_once(pool, asked, 10).samples
     assert s.outcome.tolist() == [OK] * 3
+    assert ((s.send_ns[1:] - s.end_ns[:-1]) < 500_000_000).all()  # its close_notify ends the answer, not our patience
 
 
 def test_a_certificate_nobody_vouches_for(pool: LoadPool, tls: ssl.SSLContext) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from flatout.rig import RigConfig, RigHandle, running
-from tests.rig_client import Client, get, post
+from flatout.rig import RigConfig, RigHandle
+from tests.rig_client import Client, get, post, running
 
 CAPTURES = Path(__file__).parent / "fixtures" / "rig"
 DIALECTS = ("vllm", "sglang", "llamacpp")

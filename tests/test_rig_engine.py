@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flatout.rig import RigConfig, RigHandle, running
+from flatout.rig import RigConfig, RigHandle
+from flatout.rig import running as process_running
 from flatout.rig.config import profile_from_seed
 from flatout.rig.handle import RigError
 from tests.rig_client import (
@@ -20,6 +21,7 @@ from tests.rig_client import (
     get,
     metrics,
     post,
+    running,
     start_stream,
     wait_for,
 )
@@ -226,7 +228,7 @@ def test_tokenize_agrees_with_usage_and_the_template_adds_what_it_says(dialect: 
 
 def test_lengths_over_the_model_are_refused_or_cut_as_the_engine_does() -> None:
     for dialect in ("vllm", "sglang", "openai"):
-        with running(RigConfig(dialect=dialect, model_len=64)) as rig:  # type: ignore[arg-type]
+        with running(RigConfig(dialect=dialect, model_len=64, decode_tok_s=1000)) as rig:  # type: ignore[arg-type]
             assert complete(rig.url, 50, "word " * 30).status == 400
             assert complete(rig.url, 1, "word " * 100).status == 400
             assert complete(rig.url, 33, [1] * 31).status == 200
@@ -469,7 +471,7 @@ def test_ipv6_and_tls(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_does_not_read_is_marked_in_the_log() -> None:
-    with running(RigConfig(decode_tok_s=100_000, tokens_per_event=500)) as rig:
+    with running(RigConfig(decode_tok_s=1_000_000, tokens_per_event=4000)) as rig:
         client = start_stream(rig.url, 1_500_000)
         wait_for(lambda: rig.log().blocked() > 0)
         answer = client.read()
@@ -498,7 +500,7 @@ def test_the_seed_profile_serves_at_its_speeds() -> None:
 def test_what_cannot_start_says_why() -> None:
     with running(RigConfig()) as rig:
         port = int(rig.url.rsplit(":", 1)[1])
-        with pytest.raises(RigError, match=f"port {port}"), running(RigConfig(port=port)):
+        with pytest.raises(RigError, match=f"port {port}"), process_running(RigConfig(port=port)):
             pass
         with pytest.raises(RigError, match="no knob called 'speed'"):
             rig.control(speed=3)

@@ -47,9 +47,7 @@ def stamps(samples: Samples, truth: Truth, t0_ns: int, t1_ns: int) -> Stamps:
     Events that found the socket full are left out: they went later than their clock says.
     """
     number = {rid: i for i, rid in enumerate(truth.rid) if rid}
-    rows = np.flatnonzero((truth.event_flags & SENT) > 0)
-    rows = rows[np.argsort(truth.event_request[rows], kind="stable")]
-    owners = truth.event_request[rows]
+    owners = truth.event_request[truth.order]
     errors: list[F64] = []
     merges: list[npt.NDArray[np.bool_]] = []
     for r in range(samples.requests):
@@ -58,7 +56,7 @@ def stamps(samples: Samples, truth: Truth, t0_ns: int, t1_ns: int) -> Stamps:
             continue
         begin, end = np.searchsorted(owners, [at, at + 1])
         read_ns = samples.t_ns[samples.arrivals_of(r)]
-        events = rows[begin:end][: len(read_ns)]
+        events = truth.order[begin:end][: len(read_ns)]
         read_ns = read_ns[: len(events)]
         sent_ns = truth.event_ns[events]
         later = np.concatenate((np.diff(sent_ns) > APART_NS, [False])) if len(events) else np.zeros(0, dtype=bool)
@@ -105,14 +103,10 @@ def itl_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> tupl
 def longest_gap_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> Pair:
     """The longest silence between two events of a request that overlaps the window. One that the window's end left
     open is known as a lower bound only, and not compared."""
-    sent = np.flatnonzero((truth.event_flags & SENT) > 0)
-    order = sent[np.lexsort((truth.event_ns[sent], truth.event_request[sent]))]
-    begin, end = truth.event_ns[order][:-1], truth.event_ns[order][1:]
-    inside = (np.diff(truth.event_request[order]) == 0) & (end > t0_ns) & (end < t1_ns)
-    if figures.longest_gap_open or not inside.any():
+    gaps_ns, _ = truth.gaps_ns(t0_ns + 1, t1_ns)
+    if figures.longest_gap_open or not len(gaps_ns):
         return Pair(reading=figures.longest_gap_ms)
-    true = float((end - begin)[inside].max()) / 1e6
-    return Pair(truth=true, reading=figures.longest_gap_ms)
+    return Pair(truth=float(gaps_ns.max()) / 1e6, reading=figures.longest_gap_ms)
 
 
 def sent_events(truth: Truth, t0_ns: int, t1_ns: int) -> npt.NDArray[np.bool_]:

@@ -190,21 +190,21 @@ class _Go:
         while self._left() and bad / good > NARROW:
             asked = good * RAMP if good * RAMP < bad else (good * bad) ** 0.5
             point = self._twice(events_scene(asked))
-            if point.trusted:
+            if point is not None and point.trusted:
                 best, good = max(best or 0.0, point.sent_events_s), asked
+                if point.held_by == "rig":
+                    return best, "rig"
             else:
                 failed, bad = True, asked
                 if asked <= FIRST_EVENTS_S:
                     break
-            if point.trusted and point.held_by == "rig":
-                return best, "rig"
         return best, "client" if failed else "not reached"
 
-    def _twice(self, scene: Scene) -> Point | _Nothing:
-        """A point that is wrong once may have been disturbed; twice, it is the client."""
-        point = self._point(scene) or _NOTHING
-        if not point.trusted and self._left():
-            point = self._point(scene, again=True) or _NOTHING
+    def _twice(self, scene: Scene) -> Point | None:
+        """A point that is wrong once may have been disturbed; twice, it is the client. None: nothing was measured."""
+        point = self._point(scene)
+        if (point is None or not point.trusted) and self._left():
+            point = self._point(scene, again=True)
         return point
 
     def streams(self) -> tuple[int | None, Limit]:
@@ -214,7 +214,8 @@ class _Go:
         for streams in STREAMS[: 1 if self._quick else None]:
             if not self._left():
                 return best, "not reached"
-            if not _files_for(streams):
+            most = most_streams(1)
+            if most is not None and streams > most:
                 self.note(f"{streams:,} streams need more open files than this system allows (ulimit -n)")
                 return best, "not reached"
             scene = streams_scene(streams, STREAMS_EVENTS_S)
@@ -223,23 +224,7 @@ class _Go:
             except LoadError as error:
                 self.note(f"{streams:,} streams: {error}")
                 return best, "client"
-            if not point.trusted:
+            if point is None or not point.trusted:
                 return best, "client"
             best = streams
         return best, "not reached"
-
-
-def _files_for(streams: int) -> bool:
-    most = most_streams(1)
-    return most is None or streams <= most
-
-
-class _Nothing:
-    """A point that could not be measured: nothing is proved by it."""
-
-    trusted = False
-    held_by = "client"
-    sent_events_s = 0.0
-
-
-_NOTHING: Final = _Nothing()

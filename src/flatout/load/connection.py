@@ -267,6 +267,7 @@ class Connection:
         try:
             while piece := self.tls.read(BULK_BYTES):
                 pieces.append(piece)
+            self.state = "ended"  # by the server's close_notify
         except ssl.SSLWantReadError:
             pass
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):

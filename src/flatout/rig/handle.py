@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
-import os
 import select
 import ssl
 import subprocess
 import sys
-import time
+import urllib.error
+import urllib.request
 from collections.abc import Collection, Iterator
+from http.client import HTTPException
 from typing import Any
-from urllib.parse import urlsplit
 
 from flatout.rig.config import RigConfig
 from flatout.rig.truth import Truth
@@ -21,6 +20,11 @@ from flatout.rig.truth import Truth
 _START_S = 20.0
 _STOP_S = 5.0
 _CALL_S = 30.0
+_OPENER = urllib.request.build_opener(
+    urllib.request.ProxyHandler({}),
+    # Our own child on loopback: whose certificate it is does not matter here.
+    urllib.request.HTTPSHandler(context=ssl._create_unverified_context()),
+)
 
 
 class RigError(RuntimeError):
@@ -36,25 +40,16 @@ class RigHandle:
         self.pid = process.pid
 
     def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
-        parts = urlsplit(self.url)
-        connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            # Our own child on loopback: whose certificate it is does not matter here.
-            insecure = ssl._create_unverified_context()
-            connection = http.client.HTTPSConnection(parts.netloc, timeout=_CALL_S, context=insecure)
-        else:
-            connection = http.client.HTTPConnection(parts.netloc, timeout=_CALL_S)
+        request = urllib.request.Request(self.url + path, data=body or None, method=method)
         try:
-            connection.request(method, path, body or None)
-            answer = connection.getresponse()
-            data = answer.read()
-        except (OSError, http.client.HTTPException) as error:
+            with _OPENER.open(request, timeout=_CALL_S) as answer:
+                data: bytes = answer.read()
+                return data
+        except urllib.error.HTTPError as error:
+            text = error.read()[:500].decode(errors="replace")
+            raise RigError(f"the rig answered {error.code} to {path}: {text}") from error
+        except (OSError, HTTPException) as error:
             raise RigError(f"the rig does not answer {path}: {error}{self._last_words()}") from error
-        finally:
-            connection.close()
-        if answer.status != 200:
-            raise RigError(f"the rig answered {answer.status} to {path}: {data[:500].decode(errors='replace')}")
-        return data
 
     def _last_words(self) -> str:
         if self.alive() or self._process.stderr is None:
@@ -103,26 +98,13 @@ def start(config: RigConfig, *, cores: Collection[int] | None = None, lean: bool
     with contextlib.suppress(BrokenPipeError):
         process.stdin.write(config.to_json().encode())
         process.stdin.close()
-    line = _first_line(process, time.monotonic() + _START_S)
+    ready, _, _ = select.select([process.stdout], [], [], _START_S)
+    line = process.stdout.readline() if ready else b""
     if not line.startswith(b"{"):
         process.kill()
         words = process.stderr.read().decode(errors="replace").strip()
         raise RigError(f"the rig did not start: {words or f'no word within {_START_S:g} s'}")
     return RigHandle(process, json.loads(line)["url"])
-
-
-def _first_line(process: subprocess.Popen[bytes], deadline_s: float) -> bytes:
-    assert process.stdout is not None
-    fd, line = process.stdout.fileno(), b""
-    while b"\n" not in line:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= 0 or not select.select([fd], [], [], left_s)[0]:
-            return b""
-        data = os.read(fd, 4096)
-        if not data:
-            return b""
-        line += data
-    return line
 
 
 @contextlib.contextmanager

@@ -361,7 +361,8 @@ class SocketServer(ABC):
     def stop(self) -> None:
         """From a signal handler or another thread."""
         self._stopping = True
-        self._waker.send(b"x")
+        with contextlib.suppress(OSError):  # it may have stopped by now
+            self._waker.send(b"x")
 
     # -- connections -----------------------------------------------------------------------------------------------
     def _accept(self) -> None:

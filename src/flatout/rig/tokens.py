@@ -11,6 +11,7 @@ import random
 import re
 import zlib
 from collections.abc import Iterator
+from functools import cache
 from itertools import accumulate
 
 _PIECE = re.compile(r" ?[^\W\d_]{1,6}|\d{1,3}| ?[^\w\s]{1,3}|_{1,4}|\s{1,8}|.", re.DOTALL)
@@ -100,7 +101,9 @@ class Ring:
         self._ends = [0, *accumulate(map(len, safe))]
 
     @classmethod
+    @cache
     def of_sentences(cls, seed: int, tokens: int = 65_536) -> Ring:
+        """Made once for each seed: it takes a quarter of a second."""
         rng = random.Random(seed)
         words: list[str] = []
         starts: list[int] = []

@@ -7,6 +7,7 @@ import json
 import zipfile
 from array import array
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -77,36 +78,22 @@ class Log:
 
     def to_npz(self, config_json: str, now_ns: int) -> bytes:
         """Everything so far as the bytes of an .npz file, which `Truth.from_npz` reads."""
-        t_ns = np.array(self.t_ns, dtype=np.int64)
-        flushed = t_ns.copy()
+        records = self.records
+        words = {"rid": [r.rid for r in records], "reason": [r.reason for r in records]}
+        words_json = json.dumps(words | {"config": json.loads(config_json)}).encode()
+        flushed = np.array(self.t_ns, dtype=np.int64)
         for event, when in self.flushed.items():
             flushed[event] = when
-        records = self.records
-        columns: dict[str, Any] = {
-            name: np.array([getattr(r, name) for r in records], dtype=np.int64) for name in _RECORD_NUMBERS
+        arrays: dict[str, Any] = {
+            "words": np.frombuffer(words_json, dtype=np.uint8),
+            "taken_ns": np.array([now_ns]),
+            "event_flushed_ns": flushed,
+            "stall_ns": np.array(self.stall_ns, dtype=np.int64).reshape(-1, 2),
         }
-        words = {
-            "rid": [r.rid for r in records],
-            "reason": [r.reason for r in records],
-            "config": json.loads(config_json),
-        }
+        arrays |= {name: np.array([getattr(r, name) for r in records], dtype=np.int64) for name in _RECORD_NUMBERS}
+        arrays |= {name: np.array(getattr(self, column), dtype=dtype) for name, (column, dtype) in _COLUMNS.items()}
         out = io.BytesIO()
-        np.savez(
-            out,
-            words=np.frombuffer(json.dumps(words).encode(), dtype=np.uint8),
-            taken_ns=np.array([now_ns]),
-            event_ns=t_ns,
-            event_flushed_ns=flushed,
-            event_request=np.array(self.request, dtype=np.int32),
-            event_tokens=np.array(self.tokens, dtype=np.int32),
-            event_late_us=np.array(self.late_us, dtype=np.int32),
-            event_flags=np.array(self.flags, dtype=np.uint8),
-            level_ns=np.array(self.level_ns, dtype=np.int64),
-            level_running=np.array(self.running, dtype=np.int32),
-            level_waiting=np.array(self.waiting, dtype=np.int32),
-            stall_ns=np.array(self.stall_ns, dtype=np.int64).reshape(-1, 2),
-            **columns,
-        )
+        np.savez(out, **arrays)
         return out.getvalue()
 
 
@@ -114,6 +101,11 @@ _RECORD_NUMBERS = (
     "arrival_ns", "admitted_ns", "first_ns", "last_ns", "end_ns", "prompt_tokens", "cached_tokens", "max_tokens",
     "generated_tokens", "sent_tokens",
 )  # fmt: skip
+_COLUMNS: dict[str, tuple[str, type[np.integer[Any]]]] = {
+    "event_ns": ("t_ns", np.int64), "event_request": ("request", np.int32), "event_tokens": ("tokens", np.int32),
+    "event_late_us": ("late_us", np.int32), "event_flags": ("flags", np.uint8), "level_ns": ("level_ns", np.int64),
+    "level_running": ("running", np.int32), "level_waiting": ("waiting", np.int32),
+}  # fmt: skip
 
 Ints = NDArray[np.int64]
 
@@ -198,31 +190,35 @@ class Truth:
         out = (self.first_ns - self.arrival_ns) / 1e6
         return np.where(self.first_ns >= 0, out, np.nan)
 
+    @cached_property
+    def order(self) -> NDArray[np.intp]:
+        """(S) the events that were sent, by request, then time."""
+        sent = np.flatnonzero(self._sent())
+        return sent[np.lexsort((self.event_ns[sent], self.event_request[sent]))]
+
     def gaps_ns(self, t0_ns: int | None = None, t1_ns: int | None = None) -> tuple[Ints, Ints]:
         """Gaps between a request's neighbouring events that were sent, and the tokens that each gap brought.
 
         With t0 and t1 only gaps that end in [t0, t1). Order: by request, then time. Both of shape G.
         """
-        sent = np.flatnonzero(self._sent())
-        order = sent[np.lexsort((self.event_ns[sent], self.event_request[sent]))]
-        same = np.diff(self.event_request[order]) == 0
-        gaps = np.diff(self.event_ns[order])[same]
-        tokens = self.event_tokens[order][1:][same].astype(np.int64)
-        ends = self.event_ns[order][1:][same]
-        keep = np.ones(len(gaps), dtype=bool)
+        keep = self._neighbours(self.event_request[self.order], self.event_ns[self.order], t0_ns, t1_ns)
+        return np.diff(self.event_ns[self.order])[keep], self.event_tokens[self.order][1:][keep].astype(np.int64)
+
+    @staticmethod
+    def _neighbours(owner: NDArray[Any], at: Ints, t0_ns: int | None, t1_ns: int | None) -> NDArray[np.bool_]:
+        """Which arrivals follow another of the same request, and lie in [t0, t1)."""
+        keep: NDArray[np.bool_] = np.diff(owner) == 0
         if t0_ns is not None:
-            keep &= ends >= t0_ns
+            keep &= at[1:] >= t0_ns
         if t1_ns is not None:
-            keep &= ends < t1_ns
-        return gaps[keep], tokens[keep]
+            keep &= at[1:] < t1_ns
+        return keep
 
     def arrivals(self) -> tuple[Ints, Ints, Ints]:
         """Request, time and tokens of what was sent, ordered by request, then time; a request's events within 0.5 ms
         after the first of them are one arrival, at the time of the last: no reader can tell them apart. All shape A."""
-        sent = np.flatnonzero(self._sent())
-        order = sent[np.lexsort((self.event_ns[sent], self.event_request[sent]))]
-        owner, at = self.event_request[order], self.event_ns[order]
-        starts = np.ones(len(order), dtype=bool)
+        owner, at = self.event_request[self.order], self.event_ns[self.order]
+        starts = np.ones(len(owner), dtype=bool)
         begun, last = 0, -1
         for i, (request, t) in enumerate(zip(owner.tolist(), at.tolist(), strict=True)):
             if request == last and t - begun <= TOGETHER_NS:
@@ -232,18 +228,14 @@ class Truth:
         first = np.flatnonzero(starts)
         if not len(first):
             return owner.astype(np.int64), at, at
-        tokens = np.add.reduceat(self.event_tokens[order].astype(np.int64), first)
+        tokens = np.add.reduceat(self.event_tokens[self.order].astype(np.int64), first)
         return owner[first].astype(np.int64), at[np.append(first[1:], len(at)) - 1], tokens
 
     def itl_ms(self, t0_ns: int | None = None, t1_ns: int | None = None) -> NDArray[np.float64]:
         """Time between tokens, token-weighted: an arrival with k tokens after a gap g stands k times as g/k. With t0
         and t1 only gaps that end in [t0, t1)."""
         owner, at, tokens = self.arrivals()
-        keep = np.diff(owner) == 0
-        if t0_ns is not None:
-            keep &= at[1:] >= t0_ns
-        if t1_ns is not None:
-            keep &= at[1:] < t1_ns
+        keep = self._neighbours(owner, at, t0_ns, t1_ns)
         return np.repeat(np.diff(at)[keep] / tokens[1:][keep] / 1e6, tokens[1:][keep])
 
     def late_ns(self) -> dict[str, float]:
