@@ -1,31 +1,17 @@
 """The tables, one schema for SQLite and PostgreSQL: what is searched. The records themselves lie in files (`blobs`).
 
 Times are whole microseconds since 1970 (UTC), so both databases sort and compare them alike. Texts that name
-something (`model_key`, …) are made by `facts`; a board's name by `boards`.
+something (`model_key`, …) are made by `index`; a board's name by `boards`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Column,
-    Float,
-    ForeignKey,
-    Index,
-    Integer,
-    MetaData,
-    PrimaryKeyConstraint,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    text,
-)
+import sqlalchemy as sa
+from sqlalchemy import Column, ForeignKey, Index, Table
 
-metadata: Final = MetaData(
+metadata: Final = sa.MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
@@ -34,79 +20,63 @@ metadata: Final = MetaData(
     }
 )
 
-ID = BigInteger().with_variant(Integer, "sqlite")
+ID: Final = sa.BigInteger().with_variant(sa.Integer, "sqlite")
 """SQLite numbers rows by itself for INTEGER alone."""
 
+
+def _id() -> Column[Any]:
+    return Column("id", ID, primary_key=True)
+
+
+def _text(name: str, length: int, **more: Any) -> Column[Any]:
+    return Column(name, sa.String(length), nullable=False, **more)
+
+
+def _us(name: str, **more: Any) -> Column[Any]:
+    return Column(name, sa.BigInteger, **more)
+
+
+def _real(*names: str) -> list[Column[Any]]:
+    return [Column(name, sa.Float) for name in names]
+
+
+def _count(*names: str) -> list[Column[Any]]:
+    return [Column(name, sa.Integer, nullable=False) for name in names]
+
+
 accounts: Final = Table(
-    "accounts",
-    metadata,
-    Column("id", ID, primary_key=True),
-    Column("name", String(40), nullable=False, unique=True),
-    Column("created_us", BigInteger, nullable=False),
-    Column("closed_us", BigInteger),
-)
+    "accounts", metadata, _id(), _text("name", 40, unique=True), _us("created_us", nullable=False), _us("closed_us"),
+)  # fmt: skip
 
 tokens: Final = Table(
-    "tokens",
-    metadata,
-    Column("id", ID, primary_key=True),
+    "tokens", metadata, _id(),
     Column("account_id", ForeignKey("accounts.id"), nullable=False, index=True),
-    Column("label", String(80), nullable=False),
-    Column("hash", String(64), nullable=False, unique=True),
-    Column("start", String(16), nullable=False),
-    Column("scopes", String(80), nullable=False),
-    Column("created_us", BigInteger, nullable=False),
-    Column("used_us", BigInteger),
-    Column("expires_us", BigInteger),
-    Column("revoked_us", BigInteger),
-    Column("epoch", Integer, nullable=False, server_default=text("0")),
-    Column("parent_id", BigInteger),
-)
+    _text("label", 80), _text("hash", 64, unique=True), _text("start", 16), _text("scopes", 80),
+    _us("created_us", nullable=False), _us("used_us"), _us("expires_us"), _us("revoked_us"),
+    Column("epoch", sa.Integer, nullable=False, server_default=sa.text("0")),
+    Column("parent_id", sa.BigInteger),
+)  # fmt: skip
 """`hash`: SHA-256 of the token, which is random enough to need no salt; `start`: its first characters, to know it by;
 `scopes`: words with spaces between. `epoch`: goes up as somebody signs out; a session of an earlier one has ended.
 `parent_id`: the token that it was made with (no foreign key, as in `runs`)."""
 
 runs: Final = Table(
-    "runs",
-    metadata,
-    Column("id", ID, primary_key=True),
-    Column("public_id", String(16), nullable=False, unique=True),
-    Column("content_hash", String(64), nullable=False, unique=True),
-    Column("record_id", String(200), nullable=False, index=True),
+    "runs", metadata, _id(),
+    _text("public_id", 16, unique=True), _text("content_hash", 64, unique=True), _text("record_id", 200, index=True),
     Column("account_id", ForeignKey("accounts.id"), index=True),
-    Column("origin", String(300), index=True),
-    Column("state", String(12), nullable=False),
-    Column("state_reason", Text),
-    Column("state_us", BigInteger),
+    Column("origin", sa.String(300), index=True),
+    _text("state", 12), Column("state_reason", sa.Text), _us("state_us"),
     Column("successor_id", ForeignKey("runs.id")),
-    Column("replaces_id", BigInteger),
-    Column("received_us", BigInteger, nullable=False),
-    Column("started_us", BigInteger, nullable=False),
-    Column("bytes", Integer, nullable=False),
-    Column("samples_hash", String(64)),
-    Column("model_key", String(120), nullable=False),
-    Column("model", String(200), nullable=False),
-    Column("hardware_key", String(120), nullable=False),
-    Column("hardware", String(200), nullable=False),
-    Column("engine_key", String(60), nullable=False),
-    Column("engine", String(100), nullable=False),
-    Column("engine_version", String(100)),
-    Column("precision", String(40), nullable=False),
-    Column("speculation", String(60), nullable=False),
-    Column("repro_key", String(64), nullable=False, index=True),
-    Column("history_key", String(64), nullable=False),
-    Column("suite", String(100), nullable=False),
-    Column("run_state", String(12), nullable=False),
-    Column("cells", Integer, nullable=False),
-    Column("cells_measured", Integer, nullable=False),
-    Column("cells_sound", Integer, nullable=False),
-    Column("context_max", Integer),
-    Column("single_tok_s", Float),
-    Column("total_tok_s", Float),
-    Column("prefill_tok_s", Float),
-    Column("trust", String(12), nullable=False),
-    Column("trust_notes", Integer, nullable=False),
-    Column("summary", Text, nullable=False),
+    Column("replaces_id", sa.BigInteger),
+    _us("received_us", nullable=False), _us("started_us", nullable=False), *_count("bytes"),
+    Column("samples_hash", sa.String(64)),
+    _text("model_key", 120), _text("model", 200), _text("hardware_key", 120), _text("hardware", 200),
+    _text("engine_key", 60), _text("engine", 100), Column("engine_version", sa.String(100)),
+    _text("precision", 40), _text("speculation", 60),
+    _text("repro_key", 64, index=True), _text("history_key", 64),
+    _text("suite", 100), _text("run_state", 12), *_count("cells", "cells_measured", "cells_sound"),
+    Column("context_max", sa.Integer), *_real("single_tok_s", "total_tok_s", "prefill_tok_s"),
+    _text("trust", 12), *_count("trust_notes"), Column("summary", sa.Text, nullable=False),
     Index("ix_runs_newest", "state", "started_us", "id"),
     Index("ix_runs_model", "model_key", "state", "started_us", "id"),
     Index("ix_runs_hardware", "hardware_key", "state", "started_us", "id"),
@@ -115,7 +85,7 @@ runs: Final = Table(
     Index("ix_runs_speculation", "speculation", "state", "started_us", "id"),
     Index("ix_runs_context", "state", "context_max", "started_us", "id"),
     Index("ix_runs_history", "history_key", "state", "started_us", "id"),
-)
+)  # fmt: skip
 """`public_id`: from the content hash, stands in links. `replaces_id`: the row of the public run whose place this one
 takes once it is public (no foreign key: SQLite cannot add one to a table, and rows stay for good). `origin`: the local
 result directory's name, for runs that were picked up; never shown to others. `state`: public, queued, hidden, withdrawn
@@ -123,113 +93,73 @@ or deleted. `run_state`: the record's own state. `*_tok_s`: the best sound figur
 notes or doubtful, with the number of notes; `summary`: JSON of what a list shows."""
 
 points: Final = Table(
-    "points",
-    metadata,
+    "points", metadata,
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("phase", String(8), nullable=False),
-    Column("context_tokens", Integer, nullable=False),
-    Column("concurrency", Integer, nullable=False),
-    Column("status", String(20), nullable=False),
-    Column("sound", Boolean, nullable=False),
-    Column("rate_tok_s", Float),
-    Column("rate_low", Float),
-    Column("rate_high", Float),
-    Column("each_tok_s", Float),
-    Column("ttft_ms", Float),
-    Column("itl_ms", Float),
-    PrimaryKeyConstraint("run_id", "phase", "context_tokens", "concurrency"),
+    _text("phase", 8), *_count("context_tokens", "concurrency"), _text("status", 20),
+    Column("sound", sa.Boolean, nullable=False),
+    *_real("rate_tok_s", "rate_low", "rate_high", "each_tok_s", "ttft_ms", "itl_ms"),
+    sa.PrimaryKeyConstraint("run_id", "phase", "context_tokens", "concurrency"),
     Index("ix_points_context", "context_tokens", "run_id"),
-)
+)  # fmt: skip
 """The measured cells. `rate_tok_s`: prefill, total or end-to-end tok/s by phase, with its 95 % interval; `each_tok_s`:
 per-request median; `ttft_ms`, `itl_ms`: p50. `sound`: status valid or requests_queued."""
 
 standings: Final = Table(
-    "standings",
-    metadata,
-    Column("board", String(40), nullable=False),
-    Column("repro_key", String(64), nullable=False),
-    Column("model_key", String(120), nullable=False),
-    Column("hardware_key", String(120), nullable=False),
-    Column("engine_key", String(60), nullable=False),
-    Column("value", Float, nullable=False),
-    Column("low", Float),
-    Column("high", Float),
-    Column("runs", Integer, nullable=False),
+    "standings", metadata,
+    _text("board", 40), _text("repro_key", 64), _text("model_key", 120), _text("hardware_key", 120),
+    _text("engine_key", 60), Column("value", sa.Float, nullable=False), *_real("low", "high"), *_count("runs"),
     Column("run_id", ForeignKey("runs.id"), nullable=False),
-    Column("others", Integer),
-    Column("others_low", Float),
-    Column("others_high", Float),
-    Column("doubtful", Boolean),
-    PrimaryKeyConstraint("board", "repro_key"),
+    Column("others", sa.Integer), *_real("others_low", "others_high"), Column("doubtful", sa.Boolean),
+    sa.PrimaryKeyConstraint("board", "repro_key"),
     Index("ix_standings_value", "board", "value", "repro_key"),
     Index("ix_standings_model", "model_key", "board", "value", "repro_key"),
     Index("ix_standings_hardware", "hardware_key", "board", "value", "repro_key"),
     Index("ix_standings_engine", "engine_key", "board", "value", "repro_key"),
     Index("ix_standings_repro", "repro_key"),
-)
+)  # fmt: skip
 """One row a board and configuration: its public runs pooled (`value` with interval, `runs` how many), and the newest
 of them (`run_id`), which stands for it in links. `others`: publishers whose runs are shown to differ and are left out,
 with the least and the largest of what they measured; `doubtful`: there are doubtful runs alone. Made anew for a
 configuration whenever one of its runs changes; null in `others`: the row is older than these columns."""
 
 boards: Final = Table(
-    "boards",
-    metadata,
-    Column("board", String(40), primary_key=True),
-    Column("kind", String(8), nullable=False),
-    Column("configurations", Integer, nullable=False),
+    "boards", metadata,
+    _text("board", 40, primary_key=True), _text("kind", 8), *_count("configurations"),
     Index("ix_boards_kind", "kind", "configurations", "board"),
     Index("ix_boards_configurations", "configurations", "board"),
-)
+)  # fmt: skip
 """How many configurations each board ranks: for the list of boards. `kind`: single, total, prefill or users."""
 
 names: Final = Table(
-    "names",
-    metadata,
-    Column("kind", String(12), nullable=False),
-    Column("key", String(120), nullable=False),
-    Column("label", String(200), nullable=False),
-    Column("runs", Integer, nullable=False),
-    Column("stamp", BigInteger, nullable=False, server_default=text("0")),
-    PrimaryKeyConstraint("kind", "key"),
+    "names", metadata,
+    _text("kind", 12), _text("key", 120), _text("label", 200), *_count("runs"),
+    Column("stamp", sa.BigInteger, nullable=False, server_default=sa.text("0")),
+    sa.PrimaryKeyConstraint("kind", "key"),
     Index("ix_names_runs", "kind", "runs", "key"),
-)
+)  # fmt: skip
 """What there is to filter by, with the number of public runs. `kind`: model, hardware, engine, precision or
 speculation. `stamp`: another number each time that a run of that name comes or goes, or its rankings are made anew."""
 
 reports: Final = Table(
-    "reports",
-    metadata,
-    Column("id", ID, primary_key=True),
+    "reports", metadata, _id(),
     Column("run_id", ForeignKey("runs.id"), nullable=False, index=True),
     Column("account_id", ForeignKey("accounts.id")),
-    Column("reason", Text, nullable=False),
-    Column("made_us", BigInteger, nullable=False),
-    Column("settled_us", BigInteger, index=True),
+    Column("reason", sa.Text, nullable=False), _us("made_us", nullable=False), _us("settled_us", index=True),
     Column("settled_by", ForeignKey("accounts.id")),
-    Column("outcome", Text),
-)
+    Column("outcome", sa.Text),
+)  # fmt: skip
 
 deeds: Final = Table(
-    "deeds",
-    metadata,
-    Column("id", ID, primary_key=True),
-    Column("at_us", BigInteger, nullable=False),
-    Column("who", String(60), nullable=False),
-    Column("what", String(40), nullable=False),
+    "deeds", metadata, _id(),
+    _us("at_us", nullable=False), _text("who", 60), _text("what", 40),
     Column("run_id", ForeignKey("runs.id"), index=True),
-    Column("detail", Text),
-)
+    Column("detail", sa.Text),
+)  # fmt: skip
 """Who did what when: never deleted, and changed in one thing alone: the name of an account that was closed becomes
 `deleted-<number>`. `who`: the account's name, `operator` (command line), `site`."""
 
 takes: Final = Table(
-    "takes",
-    metadata,
-    Column("origin", String(300), nullable=False),
-    Column("stamp", String(80), nullable=False),
-    Column("outcome", Text),
-    UniqueConstraint("origin"),
-)
+    "takes", metadata, _text("origin", 300), _text("stamp", 80), Column("outcome", sa.Text), sa.UniqueConstraint("origin"),
+)  # fmt: skip
 """Local results that were looked at: by directory, with the file's size and time, and why it was not taken (null: it
 was)."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -10,227 +12,107 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
+metadata = sa.MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
 
 
 def upgrade() -> None:
-    _accounts()
-    _boards()
-    _names()
-    _takes()
-    _runs()
-    _tokens()
-    _deeds()
-    _points()
-    _reports()
-    _standings()
+    metadata.create_all(op.get_bind())
 
 
 def downgrade() -> None:
-    for table in ("standings", "reports", "points", "deeds", "tokens", "runs", "takes", "names", "boards", "accounts"):
-        op.drop_table(table)
+    metadata.drop_all(op.get_bind())
 
 
-def _accounts() -> None:
-    op.create_table(
-        "accounts",
-        sa.Column("id", ID, nullable=False),
-        sa.Column("name", sa.String(length=40), nullable=False),
-        sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.Column("closed_us", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_accounts")),
-        sa.UniqueConstraint("name", name=op.f("uq_accounts_name")),
-    )
+def _id() -> sa.Column[Any]:
+    return sa.Column("id", sa.BigInteger().with_variant(sa.Integer(), "sqlite"), primary_key=True)
 
 
-def _boards() -> None:
-    op.create_table(
-        "boards",
-        sa.Column("board", sa.String(length=40), nullable=False),
-        sa.Column("kind", sa.String(length=8), nullable=False),
-        sa.Column("configurations", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("board", name=op.f("pk_boards")),
-    )
-    op.create_index("ix_boards_configurations", "boards", ["configurations", "board"], unique=False)
-    op.create_index("ix_boards_kind", "boards", ["kind", "configurations", "board"], unique=False)
+def _to(name: str, table: str, **more: Any) -> sa.Column[Any]:
+    return sa.Column(name, sa.ForeignKey(f"{table}.id"), **more)
 
 
-def _names() -> None:
-    op.create_table(
-        "names",
-        sa.Column("kind", sa.String(length=12), nullable=False),
-        sa.Column("key", sa.String(length=120), nullable=False),
-        sa.Column("label", sa.String(length=200), nullable=False),
-        sa.Column("runs", sa.Integer(), nullable=False),
-        sa.PrimaryKeyConstraint("kind", "key", name=op.f("pk_names")),
-    )
-    op.create_index("ix_names_runs", "names", ["kind", "runs", "key"], unique=False)
+def _text(name: str, length: int | None = None, *, null: bool = False, **more: Any) -> sa.Column[Any]:
+    return sa.Column(name, sa.String(length) if length else sa.Text(), nullable=null, **more)
 
 
-def _takes() -> None:
-    op.create_table(
-        "takes",
-        sa.Column("origin", sa.String(length=300), nullable=False),
-        sa.Column("stamp", sa.String(length=80), nullable=False),
-        sa.Column("outcome", sa.Text(), nullable=True),
-        sa.UniqueConstraint("origin", name=op.f("uq_takes_origin")),
-    )
+def _columns(kind: Any, *names: str, null: bool = False, **more: Any) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=null, **more) for name in names]
 
 
-def _runs() -> None:
-    op.create_table(
-        "runs",
-        sa.Column("id", ID, nullable=False),
-        sa.Column("public_id", sa.String(length=16), nullable=False),
-        sa.Column("content_hash", sa.String(length=64), nullable=False),
-        sa.Column("record_id", sa.String(length=200), nullable=False),
-        sa.Column("account_id", ID, nullable=True),
-        sa.Column("origin", sa.String(length=300), nullable=True),
-        sa.Column("state", sa.String(length=12), nullable=False),
-        sa.Column("state_reason", sa.Text(), nullable=True),
-        sa.Column("state_us", sa.BigInteger(), nullable=True),
-        sa.Column("successor_id", ID, nullable=True),
-        sa.Column("received_us", sa.BigInteger(), nullable=False),
-        sa.Column("started_us", sa.BigInteger(), nullable=False),
-        sa.Column("bytes", sa.Integer(), nullable=False),
-        sa.Column("samples_hash", sa.String(length=64), nullable=True),
-        sa.Column("model_key", sa.String(length=120), nullable=False),
-        sa.Column("model", sa.String(length=200), nullable=False),
-        sa.Column("hardware_key", sa.String(length=120), nullable=False),
-        sa.Column("hardware", sa.String(length=200), nullable=False),
-        sa.Column("engine_key", sa.String(length=60), nullable=False),
-        sa.Column("engine", sa.String(length=100), nullable=False),
-        sa.Column("engine_version", sa.String(length=100), nullable=True),
-        sa.Column("precision", sa.String(length=40), nullable=False),
-        sa.Column("speculation", sa.String(length=60), nullable=False),
-        sa.Column("repro_key", sa.String(length=64), nullable=False),
-        sa.Column("history_key", sa.String(length=64), nullable=False),
-        sa.Column("suite", sa.String(length=100), nullable=False),
-        sa.Column("run_state", sa.String(length=12), nullable=False),
-        sa.Column("cells", sa.Integer(), nullable=False),
-        sa.Column("cells_measured", sa.Integer(), nullable=False),
-        sa.Column("cells_sound", sa.Integer(), nullable=False),
-        sa.Column("context_max", sa.Integer(), nullable=True),
-        sa.Column("single_tok_s", sa.Float(), nullable=True),
-        sa.Column("total_tok_s", sa.Float(), nullable=True),
-        sa.Column("prefill_tok_s", sa.Float(), nullable=True),
-        sa.Column("trust", sa.String(length=12), nullable=False),
-        sa.Column("trust_notes", sa.Integer(), nullable=False),
-        sa.Column("summary", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(["account_id"], ["accounts.id"], name=op.f("fk_runs_account_id")),
-        sa.ForeignKeyConstraint(["successor_id"], ["runs.id"], name=op.f("fk_runs_successor_id")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_runs")),
-        sa.UniqueConstraint("content_hash", name=op.f("uq_runs_content_hash")),
-        sa.UniqueConstraint("public_id", name=op.f("uq_runs_public_id")),
-    )
-    op.create_index(op.f("ix_runs_account_id"), "runs", ["account_id"], unique=False)
-    op.create_index("ix_runs_context", "runs", ["state", "context_max", "started_us", "id"], unique=False)
-    op.create_index("ix_runs_engine", "runs", ["engine_key", "state", "started_us", "id"], unique=False)
-    op.create_index("ix_runs_hardware", "runs", ["hardware_key", "state", "started_us", "id"], unique=False)
-    op.create_index("ix_runs_history", "runs", ["history_key", "state", "started_us", "id"], unique=False)
-    op.create_index("ix_runs_model", "runs", ["model_key", "state", "started_us", "id"], unique=False)
-    op.create_index("ix_runs_newest", "runs", ["state", "started_us", "id"], unique=False)
-    op.create_index(op.f("ix_runs_origin"), "runs", ["origin"], unique=False)
-    op.create_index("ix_runs_precision", "runs", ["precision", "state", "started_us", "id"], unique=False)
-    op.create_index(op.f("ix_runs_record_id"), "runs", ["record_id"], unique=False)
-    op.create_index(op.f("ix_runs_repro_key"), "runs", ["repro_key"], unique=False)
-    op.create_index("ix_runs_speculation", "runs", ["speculation", "state", "started_us", "id"], unique=False)
+def _index(table: str, name: str, *columns: str) -> sa.Index:
+    return sa.Index(f"ix_{table}_{name}", *columns)
 
 
-def _tokens() -> None:
-    op.create_table(
-        "tokens",
-        sa.Column("id", ID, nullable=False),
-        sa.Column("account_id", ID, nullable=False),
-        sa.Column("label", sa.String(length=80), nullable=False),
-        sa.Column("hash", sa.String(length=64), nullable=False),
-        sa.Column("start", sa.String(length=16), nullable=False),
-        sa.Column("scopes", sa.String(length=80), nullable=False),
-        sa.Column("created_us", sa.BigInteger(), nullable=False),
-        sa.Column("used_us", sa.BigInteger(), nullable=True),
-        sa.Column("expires_us", sa.BigInteger(), nullable=True),
-        sa.Column("revoked_us", sa.BigInteger(), nullable=True),
-        sa.ForeignKeyConstraint(["account_id"], ["accounts.id"], name=op.f("fk_tokens_account_id")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_tokens")),
-        sa.UniqueConstraint("hash", name=op.f("uq_tokens_hash")),
-    )
-    op.create_index(op.f("ix_tokens_account_id"), "tokens", ["account_id"], unique=False)
-
-
-def _deeds() -> None:
-    op.create_table(
-        "deeds",
-        sa.Column("id", ID, nullable=False),
-        sa.Column("at_us", sa.BigInteger(), nullable=False),
-        sa.Column("who", sa.String(length=60), nullable=False),
-        sa.Column("what", sa.String(length=40), nullable=False),
-        sa.Column("run_id", ID, nullable=True),
-        sa.Column("detail", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_deeds_run_id")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_deeds")),
-    )
-    op.create_index(op.f("ix_deeds_run_id"), "deeds", ["run_id"], unique=False)
-
-
-def _points() -> None:
-    op.create_table(
-        "points",
-        sa.Column("run_id", ID, nullable=False),
-        sa.Column("phase", sa.String(length=8), nullable=False),
-        sa.Column("context_tokens", sa.Integer(), nullable=False),
-        sa.Column("concurrency", sa.Integer(), nullable=False),
-        sa.Column("status", sa.String(length=20), nullable=False),
-        sa.Column("sound", sa.Boolean(), nullable=False),
-        sa.Column("rate_tok_s", sa.Float(), nullable=True),
-        sa.Column("rate_low", sa.Float(), nullable=True),
-        sa.Column("rate_high", sa.Float(), nullable=True),
-        sa.Column("each_tok_s", sa.Float(), nullable=True),
-        sa.Column("ttft_ms", sa.Float(), nullable=True),
-        sa.Column("itl_ms", sa.Float(), nullable=True),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_points_run_id")),
-        sa.PrimaryKeyConstraint("run_id", "phase", "context_tokens", "concurrency", name=op.f("pk_points")),
-    )
-    op.create_index("ix_points_context", "points", ["context_tokens", "run_id"], unique=False)
-
-
-def _reports() -> None:
-    op.create_table(
-        "reports",
-        sa.Column("id", ID, nullable=False),
-        sa.Column("run_id", ID, nullable=False),
-        sa.Column("account_id", ID, nullable=True),
-        sa.Column("reason", sa.Text(), nullable=False),
-        sa.Column("made_us", sa.BigInteger(), nullable=False),
-        sa.Column("settled_us", sa.BigInteger(), nullable=True),
-        sa.Column("settled_by", ID, nullable=True),
-        sa.Column("outcome", sa.Text(), nullable=True),
-        sa.ForeignKeyConstraint(["account_id"], ["accounts.id"], name=op.f("fk_reports_account_id")),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_reports_run_id")),
-        sa.ForeignKeyConstraint(["settled_by"], ["accounts.id"], name=op.f("fk_reports_settled_by")),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_reports")),
-    )
-    op.create_index(op.f("ix_reports_run_id"), "reports", ["run_id"], unique=False)
-    op.create_index(op.f("ix_reports_settled_us"), "reports", ["settled_us"], unique=False)
-
-
-def _standings() -> None:
-    op.create_table(
-        "standings",
-        sa.Column("board", sa.String(length=40), nullable=False),
-        sa.Column("repro_key", sa.String(length=64), nullable=False),
-        sa.Column("model_key", sa.String(length=120), nullable=False),
-        sa.Column("hardware_key", sa.String(length=120), nullable=False),
-        sa.Column("engine_key", sa.String(length=60), nullable=False),
-        sa.Column("value", sa.Float(), nullable=False),
-        sa.Column("low", sa.Float(), nullable=True),
-        sa.Column("high", sa.Float(), nullable=True),
-        sa.Column("runs", sa.Integer(), nullable=False),
-        sa.Column("run_id", ID, nullable=False),
-        sa.ForeignKeyConstraint(["run_id"], ["runs.id"], name=op.f("fk_standings_run_id")),
-        sa.PrimaryKeyConstraint("board", "repro_key", name=op.f("pk_standings")),
-    )
-    op.create_index("ix_standings_engine", "standings", ["engine_key", "board", "value", "repro_key"], unique=False)
-    op.create_index("ix_standings_hardware", "standings", ["hardware_key", "board", "value", "repro_key"], unique=False)
-    op.create_index("ix_standings_model", "standings", ["model_key", "board", "value", "repro_key"], unique=False)
-    op.create_index("ix_standings_repro", "standings", ["repro_key"], unique=False)
-    op.create_index("ix_standings_value", "standings", ["board", "value", "repro_key"], unique=False)
+_US, _INT = sa.BigInteger(), sa.Integer()
+sa.Table(
+    "accounts", metadata, _id(), _text("name", 40, unique=True), *_columns(_US, "created_us"),
+    *_columns(_US, "closed_us", null=True),
+)  # fmt: skip
+sa.Table(
+    "boards", metadata, _text("board", 40, primary_key=True), _text("kind", 8), *_columns(_INT, "configurations"),
+    _index("boards", "configurations", "configurations", "board"),
+    _index("boards", "kind", "kind", "configurations", "board"),
+)  # fmt: skip
+sa.Table(
+    "names", metadata, _text("kind", 12), _text("key", 120), _text("label", 200), *_columns(_INT, "runs"),
+    sa.PrimaryKeyConstraint("kind", "key"), _index("names", "runs", "kind", "runs", "key"),
+)  # fmt: skip
+sa.Table(
+    "takes", metadata, _text("origin", 300), _text("stamp", 80), _text("outcome", null=True),
+    sa.UniqueConstraint("origin"),
+)  # fmt: skip
+sa.Table(
+    "runs", metadata, _id(), _text("public_id", 16, unique=True), _text("content_hash", 64, unique=True),
+    _text("record_id", 200, index=True), _to("account_id", "accounts", index=True),
+    _text("origin", 300, null=True, index=True), _text("state", 12), _text("state_reason", null=True),
+    *_columns(_US, "state_us", null=True), _to("successor_id", "runs"), *_columns(_US, "received_us", "started_us"),
+    *_columns(_INT, "bytes"), _text("samples_hash", 64, null=True), _text("model_key", 120), _text("model", 200),
+    _text("hardware_key", 120), _text("hardware", 200), _text("engine_key", 60), _text("engine", 100),
+    _text("engine_version", 100, null=True), _text("precision", 40), _text("speculation", 60),
+    _text("repro_key", 64, index=True), _text("history_key", 64), _text("suite", 100), _text("run_state", 12),
+    *_columns(_INT, "cells", "cells_measured", "cells_sound"), *_columns(_INT, "context_max", null=True),
+    *_columns(sa.Float(), "single_tok_s", "total_tok_s", "prefill_tok_s", null=True), _text("trust", 12),
+    *_columns(_INT, "trust_notes"), _text("summary"),
+    *(_index("runs", name, key, "state", "started_us", "id")
+      for name, key in (("engine", "engine_key"), ("hardware", "hardware_key"), ("history", "history_key"),
+                        ("model", "model_key"), ("precision", "precision"), ("speculation", "speculation"))),
+    _index("runs", "context", "state", "context_max", "started_us", "id"),
+    _index("runs", "newest", "state", "started_us", "id"),
+)  # fmt: skip
+sa.Table(
+    "tokens", metadata, _id(), _to("account_id", "accounts", nullable=False, index=True), _text("label", 80),
+    _text("hash", 64, unique=True), _text("start", 16), _text("scopes", 80), *_columns(_US, "created_us"),
+    *_columns(_US, "used_us", "expires_us", "revoked_us", null=True),
+)  # fmt: skip
+sa.Table(
+    "deeds", metadata, _id(), *_columns(_US, "at_us"), _text("who", 60), _text("what", 40),
+    _to("run_id", "runs", index=True), _text("detail", null=True),
+)  # fmt: skip
+sa.Table(
+    "points", metadata, _to("run_id", "runs", nullable=False), _text("phase", 8),
+    *_columns(_INT, "context_tokens", "concurrency"), _text("status", 20), *_columns(sa.Boolean(), "sound"),
+    *_columns(sa.Float(), "rate_tok_s", "rate_low", "rate_high", "each_tok_s", "ttft_ms", "itl_ms", null=True),
+    sa.PrimaryKeyConstraint("run_id", "phase", "context_tokens", "concurrency"),
+    _index("points", "context", "context_tokens", "run_id"),
+)  # fmt: skip
+sa.Table(
+    "reports", metadata, _id(), _to("run_id", "runs", nullable=False, index=True), _to("account_id", "accounts"),
+    _text("reason"), *_columns(_US, "made_us"), *_columns(_US, "settled_us", null=True, index=True),
+    _to("settled_by", "accounts"), _text("outcome", null=True),
+)  # fmt: skip
+sa.Table(
+    "standings", metadata, _text("board", 40), _text("repro_key", 64), _text("model_key", 120),
+    _text("hardware_key", 120), _text("engine_key", 60), *_columns(sa.Float(), "value"),
+    *_columns(sa.Float(), "low", "high", null=True), *_columns(_INT, "runs"), _to("run_id", "runs", nullable=False),
+    sa.PrimaryKeyConstraint("board", "repro_key"), _index("standings", "repro", "repro_key"),
+    _index("standings", "value", "board", "value", "repro_key"),
+    *(_index("standings", name, f"{name}_key", "board", "value", "repro_key")
+      for name in ("model", "hardware", "engine")),
+)  # fmt: skip
