@@ -24,10 +24,50 @@ from flatout.record import Cell, Fact, Record
 from flatout.show import about, numbers
 from flatout.show.safe import clean
 
-__all__ = ["Check", "Origin", "checks", "origins"]
-
 _MOST: Final = 3
 """Examples that a sentence names."""
+
+
+Level = Literal["good", "note", "doubt"]
+_SLACK: Final = 1.05
+"""Real memory may run a little above its datasheet."""
+_LEAST_BYTES: Final = 0.5
+"""A parameter's, where the quantization is not known to take more: 4 bits."""
+_MOST_GPUS: Final = 16
+"""No single stream was seen on more."""
+_UNKNOWN_DRAFT: Final = 16.0
+_ACTIVE: Final = re.compile(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])")
+_SIZE: Final = re.compile(r"(?<![a-z0-9.])(?:\d+x)?(\d+(?:\.\d+)?)b(?![a-z0-9])")
+_CLOCK_SLACK_S: Final = 2.0
+_AHEAD_S: Final = 300.0
+_SAME: Final = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """`level`: good, note (worth knowing before the figures are used) or doubt (they contradict each other, or no
+    measurement gives them). `checked` is False where it could not be looked at; the text says why."""
+
+    name: str
+    level: Level
+    text: str
+    checked: bool = True
+
+
+def _good(name: str, text: str) -> Check:
+    return Check(name, "good", text)
+
+
+def _note(name: str, text: str) -> Check:
+    return Check(name, "note", text)
+
+
+def _doubt(name: str, text: str) -> Check:
+    return Check(name, "doubt", text)
+
+
+def _unchecked(name: str, text: str) -> Check:
+    return Check(name, "good", f"not checked: {text}", checked=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +137,11 @@ def _consistency(record: Record) -> Iterator[Check]:
         return
     grave = [one for one in found if one.severity != "note"]
     if not grave:
-        yield Check(
-            "consistency", "good", "The figures fit each other: rates, times, tokens and requests of every cell."
-        )
+        yield _good("consistency", "The figures fit each other: rates, times, tokens and requests of every cell.")
     for rule in dict.fromkeys(one.rule for one in grave):
         same = [one for one in grave if one.rule == rule]
-        level = "doubt" if any(one.severity == "error" for one in same) else "note"
-        yield Check("consistency", "doubt" if level == "doubt" else "note", _told(rule, same))
+        level = _doubt if any(one.severity == "error" for one in same) else _note
+        yield level("consistency", _told(rule, same))
 
 
 def _told(rule: str, found: Sequence[Finding]) -> str:
@@ -117,15 +155,13 @@ def _told(rule: str, found: Sequence[Finding]) -> str:
 def _isolation(record: Record) -> Check:
     hit = _flagged(record, Flag.CONTAMINATED)
     if hit:
-        return Check(
-            "isolation", "note",
-            f"The server ran more requests than the test sent in {_named(hit)}: {_these(hit)} doubtful and not ranked.",
-        )  # fmt: skip
+        text = f"The server ran more requests than the test sent in {_named(hit)}: {_these(hit)}"
+        return _note("isolation", f"{text} doubtful and not ranked.")
     told = [c for c in record.cells if c.decode is not None and c.decode.active_server_mean is not None]
     if told:
-        return Check("isolation", "good", "The server ran no more requests than were sent, by its own count.")
-    text = "not checked: the server tells no count of what it runs (flatout then sends a probe before each cell)"
-    return Check("isolation", "good", text, checked=False)
+        return _good("isolation", "The server ran no more requests than were sent, by its own count.")
+    text = "the server tells no count of what it runs (flatout then sends a probe before each cell)"
+    return _unchecked("isolation", text)
 
 
 def _other_doubts(record: Record) -> Check:
@@ -135,48 +171,46 @@ def _other_doubts(record: Record) -> Check:
         if cell.status == Status.DOUBTFUL and not any(flag.name == Flag.CONTAMINATED for flag in cell.flags)
     ]
     if not hit:
-        return Check("doubtful cells", "good", "No cell is doubtful for another reason.")
+        return _good("doubtful cells", "No cell is doubtful for another reason.")
     names = Counter(f.name for cell in hit for f in cell.flags if f.name in DOUBTFUL_FLAGS)
     why = ", ".join(f"{clean(name, 40).replace('_', ' ')} ({count})" for name, count in names.most_common(5))
-    return Check(
-        "doubtful cells", "note", f"{_named(hit)}: {why or 'no flag says why'}; {_these(hit)} not ranked."
-    )  # fmt: skip
+    return _note("doubtful cells", f"{_named(hit)}: {why or 'no flag says why'}; {_these(hit)} not ranked.")
 
 
 def _again(record: Record) -> Check:
     redone = [cell for cell in record.cells if cell.attempts]
     if not redone:
-        return Check("redone cells", "good", "No cell had to be measured again.")
+        return _good("redone cells", "No cell had to be measured again.")
     why = clean(redone[0].attempts[-1].reason, 160)
     text = f"{_named(redone)} measured again, the last go counts; the one before was thrown away: {why}"
-    return Check("redone cells", "good", text)
+    return _good("redone cells", text)
 
 
 def _counts(record: Record) -> Check:
     differ, guessed = _flagged(record, Flag.COUNTERS_DISAGREE), _flagged(record, Flag.TOKENS_ESTIMATED)
     if differ:
-        return Check("token counts", "note", f"Counts from two sources differ by over 1 % in {_named(differ)}.")
+        return _note("token counts", f"Counts from two sources differ by over 1 % in {_named(differ)}.")
     sources = Counter(clean(c.tokens.source, 60) for c in record.cells if c.tokens is not None and c.tokens.source)
     told = "; ".join(f"{source} in {_cells(count)}" for source, count in sources.most_common(_MOST))
     if guessed:
         text = f"Part of the tokens was not counted by the server in {_named(guessed)}: tokens there are estimates."
-        return Check("token counts", "note", text)
+        return _note("token counts", text)
     if not told:
-        return Check("token counts", "note", "The record does not say where its token counts came from.")
+        return _note("token counts", "The record does not say where its token counts came from.")
     compared = sum(c.tokens is not None and c.tokens.server_total is not None for c in record.cells)
     both = f" The server's own counters agree in {_cells(compared)}." if compared else ""
-    return Check("token counts", "good", f"Counted from: {told}.{both}")
+    return _good("token counts", f"Counted from: {told}.{both}")
 
 
 def _prompts(record: Record) -> Check:
     exact, note = record.prompts.exact, clean(record.prompts.note or "", 200)
     if exact:
-        return Check("prompts", "good", "Prompts are exactly as long as their labels, by the server's own count.")
+        return _good("prompts", "Prompts are exactly as long as their labels, by the server's own count.")
     cold = _flagged(record, Flag.COLD_UNVERIFIED)
     if exact is None:
-        return Check("prompts", "note", f"Whether prompts are as long as their labels is not known. {note}".strip())
+        return _note("prompts", f"Whether prompts are as long as their labels is not known. {note}".strip())
     more = f" In {_named(cold)} nothing proves that the prompt was cold." if cold else ""
-    return Check("prompts", "note", f"Prompts were fitted to their labels, not exact. {note}".strip() + more)
+    return _note("prompts", f"Prompts were fitted to their labels, not exact. {note}".strip() + more)
 
 
 def _self_check(record: Record) -> Check:
@@ -185,41 +219,36 @@ def _self_check(record: Record) -> Check:
     unwatched = [cell for cell in measured if cell.self_check is None]
     if limited:
         text = f"The measuring machine may have been too slow in {_named(limited)}: {_these(limited)} not ranked."
-        return Check("self-check", "note", text)
+        return _note("self-check", text)
     if not measured:
-        return Check("self-check", "good", "not checked: nothing was measured", checked=False)
+        return _unchecked("self-check", "nothing was measured")
     if unwatched:
-        return Check("self-check", "note", f"The client did not watch itself in {_named(unwatched)}.")
+        return _note("self-check", f"The client did not watch itself in {_named(unwatched)}.")
     worst = max((c.self_check.lag_worst_ms or 0.0 for c in measured if c.self_check is not None), default=0.0)
     clock = clean(record.client.stamp_clock, 60)
-    return Check(
-        "self-check", "good", f"The client watched itself in every cell and never limited it; stamps by the {clock} "
+    return _good(
+        "self-check",
+        f"The client watched itself in every cell and never limited it; stamps by the {clock} "
         f"clock, worst lag {numbers.ms(worst) if worst else numbers.NONE}.",
-    )  # fmt: skip
+    )
 
 
 def _calibration(record: Record) -> Check:
     name = record.client.calibration
     if name:
-        return Check("calibration", "good", f"The client was calibrated against known speeds: {clean(name, 120)}.")
-    return Check("calibration", "note", "The client was not calibrated (flatout calibrate).")
+        return _good("calibration", f"The client was calibrated against known speeds: {clean(name, 120)}.")
+    return _note("calibration", "The client was not calibrated (flatout calibrate).")
 
 
 def _provenance(record: Record) -> Check:
     typed = [one for one in origins(record) if one.source == "typed"]
     if record.hardware.describes == "client only":
-        return Check(
-            "hardware", "note", "The hardware is that of the measuring machine; the server's own is not known."
-        )  # fmt: skip
+        return _note("hardware", "The hardware is that of the measuring machine; the server's own is not known.")
     if not typed:
-        return Check(
-            "provenance", "good", "Nothing that identifies the run was typed by hand: server and host told it."
-        )
+        return _good("provenance", "Nothing that identifies the run was typed by hand: server and host told it.")
     named = ", ".join(f"{one.field} = {one.value}" for one in typed[:6])
     more = f" and {len(typed) - 6} more" if len(typed) > 6 else ""
-    return Check(
-        "provenance", "note", f"Typed by hand, not told by the server or its machine: {clean(named, 400)}{more}."
-    )
+    return _note("provenance", f"Typed by hand, not told by the server or its machine: {clean(named, 400)}{more}.")
 
 
 def _server(record: Record) -> Check:
@@ -237,8 +266,8 @@ def _server(record: Record) -> Check:
     if not record.engine.adapter_verified:
         unknown.append("whether the engine's adapter works: it was never checked with the real engine")
     if unknown:
-        return Check("identity", "note", f"Not known: {', '.join(unknown)}.")
-    return Check("identity", "good", "Model, precision, engine, version and launch command are known.")
+        return _note("identity", f"Not known: {', '.join(unknown)}.")
+    return _good("identity", "Model, precision, engine, version and launch command are known.")
 
 
 def _flagged(record: Record, flag: Flag) -> list[Cell]:
@@ -258,43 +287,17 @@ def _cells(count: int) -> str:
     return f"{count:,} cell" + ("" if count == 1 else "s")
 
 
-Level = Literal["good", "note", "doubt"]
-_SLACK: Final = 1.05
-"""Real memory may run a little above its datasheet."""
-_LEAST_BYTES: Final = 0.5
-"""A parameter's, where the quantization is not known to take more: 4 bits."""
-_MOST_GPUS: Final = 16
-"""No single stream was seen on more."""
-_UNKNOWN_DRAFT: Final = 16.0
-_ACTIVE: Final = re.compile(r"(?<![a-z0-9])a(\d+(?:\.\d+)?)b(?![a-z0-9])")
-_SIZE: Final = re.compile(r"(?<![a-z0-9.])(?:\d+x)?(\d+(?:\.\d+)?)b(?![a-z0-9])")
-_CLOCK_SLACK_S: Final = 2.0
-_AHEAD_S: Final = 300.0
-_SAME: Final = 1e-9
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """`level`: good, note (worth knowing before the figures are used) or doubt (they contradict each other, or no
-    measurement gives them). `checked` is False where it could not be looked at; the text says why."""
-
-    name: str
-    level: Level
-    text: str
-    checked: bool = True
-
-
 def _limit(record: Record) -> Check:
     """Decode against the memory's bandwidth. A record holds no model shape: the size is taken from the name (active
     parameters where it tells them), which proves nothing, so it makes a note, and a doubt only beyond any hardware."""
     name = "hardware limit"
     billions = size_in_name(about.model_name(record))
     if billions is None:
-        return Check(name, "good", "not checked: a record does not hold the model's shape, and its name tells no size; "
-                     "flatout limits does it with the model's files.", checked=False)  # fmt: skip
+        text = "a record does not hold the model's shape, and its name tells no size; "
+        return _unchecked(name, text + "flatout limits does it with the model's files.")
     found = _fastest(record)
     if found is None:
-        return Check(name, "good", "not checked: no sound decode cell, or drafts of unknown length", checked=False)
+        return _unchecked(name, "no sound decode cell, or drafts of unknown length")
     cell, steps_s = found
     needed_gb_s = steps_s * billions * _bytes_each(record)
     gpus = settings_of(record).gpus or 1
@@ -305,9 +308,9 @@ def _limit(record: Record) -> Check:
         "parameters that the model's name tells"
     )
     if needed_gb_s > most.bandwidth_gb_s * _SLACK * _MOST_GPUS:
-        return Check(name, "doubt", f"{told}: more than {_MOST_GPUS} of the fastest known ({most.name}) can.")
+        return _doubt(name, f"{told}: more than {_MOST_GPUS} of the fastest known ({most.name}) can.")
     if hardware is None:
-        return Check(name, "good", "not checked: this hardware's bandwidth is not known here", checked=False)
+        return _unchecked(name, "this hardware's bandwidth is not known here")
     return _against(name, told, needed_gb_s, hardware, gpus)
 
 
@@ -315,9 +318,10 @@ def _against(name: str, told: str, needed_gb_s: float, hardware: HardwareLimits,
     there = hardware.bandwidth_gb_s * gpus
     which = f"{gpus} × {hardware.name}" if gpus > 1 else hardware.name
     if needed_gb_s > there * _SLACK:
-        return Check(name, "note", f"{told}; {which} has {there:,.0f} GB/s. A mixture of experts reads less; else this "
-                     "cannot be.")  # fmt: skip
-    return Check(name, "good", f"{told}; {which} has {there:,.0f} GB/s. The size is the name's, not a file's.")
+        return _note(
+            name, f"{told}; {which} has {there:,.0f} GB/s. A mixture of experts reads less; else this cannot be."
+        )
+    return _good(name, f"{told}; {which} has {there:,.0f} GB/s. The size is the name's, not a file's.")
 
 
 def size_in_name(model: str) -> float | None:
@@ -361,8 +365,8 @@ def _times(record: Record, received_us: int | None) -> Check:
     wrong = list(_wrong_times(record, (received_us if received_us is not None else time.time_ns() // 1000) / 1e6))
     if wrong:
         more = f"; and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        return Check("times", "doubt", "; ".join(wrong[:3]) + more + ".")
-    return Check("times", "good", "The run's times fit each other: windows inside the run, one after the other.")
+        return _doubt("times", "; ".join(wrong[:3]) + more + ".")
+    return _good("times", "The run's times fit each other: windows inside the run, one after the other.")
 
 
 def _wrong_times(record: Record, received_s: float) -> Iterator[str]:
@@ -420,13 +424,11 @@ def _copies(record: Record) -> Check:
         if first is not cell:
             pairs.append((first, cell))
     if not pairs:
-        return Check("repeated figures", "good", "No two cells have the same figures.")
+        return _good("repeated figures", "No two cells have the same figures.")
     some = "; ".join(f"{about.cell_name(a)} and {about.cell_name(b)}" for a, b in pairs[:3])
     more = f"; and {numbers.count(len(pairs) - 3)} more" if len(pairs) > 3 else ""
-    return Check(
-        "repeated figures",
-        "doubt",
-        f"Rates and times are equal to the last digit in {some}{more}: two measurements never are.",
+    return _doubt(
+        "repeated figures", f"Rates and times are equal to the last digit in {some}{more}: two measurements never are."
     )
 
 

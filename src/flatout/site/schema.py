@@ -159,7 +159,8 @@ deeds: Final = Table(
 `deleted-<number>`. `who`: the account's name, `operator` (command line), `site`."""
 
 takes: Final = Table(
-    "takes", metadata, _text("origin", 300), _text("stamp", 80), Column("outcome", sa.Text), sa.UniqueConstraint("origin"),
+    "takes", metadata, _text("origin", 300), _text("stamp", 80), Column("outcome", sa.Text),
+    sa.UniqueConstraint("origin"),
 )  # fmt: skip
 """Local results that were looked at: by directory, with the file's size and time, and why it was not taken (null: it
 was)."""
