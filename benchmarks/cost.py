@@ -43,7 +43,7 @@ from msgspec.structs import replace
 import floor
 import peers
 from flatout.calibrate import bench, compare
-from flatout.calibrate.scenes import Scene
+from flatout.calibrate.bench import Scene
 from flatout.load import process
 from flatout.load.process import LoadPool, Outcome
 from flatout.load.samples import CUT, Samples

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
 from flatout.calibrate import bench, compare
-from flatout.calibrate.scenes import Scene
+from flatout.calibrate.bench import Scene
 from flatout.calibration import Pair, Point
 from flatout.load.process import LoadPool
 from flatout.measure.checks import in_window

@@ -18,8 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flatout import calibration as store
-from flatout.calibrate import bench, compare, conduct, scenes
-from flatout.calibrate.scenes import Scene
+from flatout.calibrate import bench, compare, conduct
+from flatout.calibrate.bench import Scene
 from flatout.calibration import Calibration, MachineKey, Pair, Point, beyond
 from flatout.load.process import LoadPool
 from flatout.load.samples import Samples, from_rows
@@ -263,7 +263,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conduct, "MOST_EVENTS_S", 450.0)
     monkeypatch.setattr(conduct, "STREAMS", (12,))
     monkeypatch.setattr(conduct, "STREAMS_EVENTS_S", 240.0)
-    monkeypatch.setattr(conduct, "events_scene", lambda rate: scenes.events_scene(rate, streams=8))
+    monkeypatch.setattr(conduct, "events_scene", lambda rate: bench.events_scene(rate, streams=8))
 
 
 def test_a_calibration_is_made_kept_and_found_again(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:

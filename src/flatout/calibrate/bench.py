@@ -1,19 +1,18 @@
-"""One known speed, measured as a run measures a decode cell: launch, steady load, a fixed window, stop."""
+"""The known speeds, and one of them measured as a run measures a decode cell: launch, steady load, a window, stop."""
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from flatout.calibrate import compare
-from flatout.calibrate.scenes import TTFT_MS, Scene
 from flatout.calibration import Point
 from flatout.load.job import Endpoint, Job, Timeouts
 from flatout.load.process import LoadPool, Outcome
@@ -24,6 +23,7 @@ from flatout.rig import RigHandle, Truth
 from flatout.rig.truth import BLOCKED
 from flatout.run.requests import first_lengths, stream
 
+TTFT_MS: Final = 20.0
 START_S: Final = 30.0
 SETTLE_S: Final = 0.3
 PROMPT: Final = "Tell me how fast this machine reads."
@@ -32,6 +32,85 @@ _DEFAULTS: Final = {
     "ttft_ms": TTFT_MS, "burst_events": 1, "burst_one_send": False, "spec_accept_length": None, "usage_delay_ms": 0.0,
 }  # fmt: skip
 _COUNTS: Final = ("stream_options.include_usage", True), ("stream_options.continuous_usage_stats", True)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One setting of the sender. `knobs`: further ones of the rig. `stall_s`: a silence that begins inside the window.
+    `running_counts`: ask the server for a token count in each event; without, usage comes once, at the end.
+    `answers_s`: about how long one answer takes, so that several restarts fall into the window."""
+
+    name: str
+    kind: Literal["scale", "shape", "events", "streams"]
+    streams: int
+    stream_tok_s: float
+    pattern: Literal["step", "spread"] = "step"
+    tokens_per_event: int = 1
+    lean: bool = False
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    stall_s: float = 0.0
+    running_counts: bool = True
+    answers_s: float = 1.0
+    events_factor: float = 1.0
+
+    @property
+    def events_s(self) -> float:
+        return self.streams * self.stream_tok_s / self.tokens_per_event * self.events_factor
+
+    @property
+    def max_tokens(self) -> int:
+        return max(24, round(self.stream_tok_s * self.answers_s))
+
+
+def _scale(streams: int, tok_s: float, pattern: Literal["step", "spread"], *, lean: bool = False) -> Scene:
+    name = f"{streams} × {tok_s:g}, {'in step' if pattern == 'step' else 'spread'}"
+    return Scene(name, "scale", streams, tok_s, pattern, lean=lean, answers_s=0.3 if streams == 1 else 1.0)
+
+
+_FULL_SCALE: Final = (
+    _scale(1, 450, "step"),
+    _scale(4, 300, "step"),
+    _scale(16, 220, "step"),
+    _scale(16, 220, "spread"),
+    _scale(64, 150, "step"),
+    _scale(64, 150, "spread"),
+    _scale(128, 120, "step", lean=True),
+    _scale(256, 100, "step", lean=True),
+    _scale(256, 100, "spread", lean=True),
+)
+_QUICK_SCALE: Final = (_scale(1, 450, "step"), _scale(16, 220, "step"), _scale(64, 150, "step"))
+
+_SHAPES: Final = (
+    Scene("2 tokens an event", "shape", 16, 200, tokens_per_event=2),
+    Scene("8 tokens an event", "shape", 16, 200, "spread", tokens_per_event=8),
+    Scene("bursts of 4 events", "shape", 16, 200, "spread", knobs={"burst_events": 4}),
+    Scene("4 events in one send", "shape", 16, 200, knobs={"burst_events": 4, "burst_one_send": True}),
+    Scene("1-5 tokens an event (drafts)", "shape", 16, 200, knobs={"spec_accept_length": 3.0, "spec_draft_tokens": 4},
+          events_factor=1 / 3),
+    Scene("a stall of 0.5 s", "shape", 16, 200, stall_s=0.5),
+    Scene("usage at the end, 50 ms late", "shape", 16, 200, knobs={"usage_delay_ms": 50.0}, running_counts=False,
+          answers_s=0.4),
+)  # fmt: skip
+
+
+def known_speeds(*, quick: bool) -> tuple[Scene, ...]:
+    """The scale and the shapes of streams, in the order in which they are measured."""
+    shapes = tuple(s for s in _SHAPES if not quick or s.stall_s or not s.running_counts)
+    return (_QUICK_SCALE if quick else _FULL_SCALE) + shapes
+
+
+def events_scene(events_s: float, streams: int = 256) -> Scene:
+    """A load of so many events a second, in step."""
+    return Scene(
+        f"{events_s / 1e3:,.0f}K events/s", "events", streams, events_s / streams, lean=True, answers_s=1.0,
+    )  # fmt: skip
+
+
+def streams_scene(streams: int, events_s: float) -> Scene:
+    """So many streams that make so many events a second together, in step."""
+    return Scene(
+        f"{streams:,} streams", "streams", streams, max(20.0, events_s / streams), lean=True, answers_s=2.0
+    )  # fmt: skip
 
 
 class SceneError(Exception):
@@ -135,7 +214,7 @@ def point(scene: Scene, loaded: Loaded) -> Point:
         total, ttft, itl_p50, checks, asked_events_s=asked, sent_events_s=events / window_s, blocked=blocked,
         merged_share=merged, estimated=bool(made.tokens.estimated_share),
     )  # fmt: skip
-    p50, p99 = _percentiles(stamps.error_us)
+    p50, p99 = compare.percentiles(stamps.error_us)
     lags = [c.lag_p99_ns for c in outcome.checks if c.lag_p99_ns is not None]
     late = truth.event_late_us[sent]
     return Point(
@@ -164,10 +243,3 @@ def _asked_events_s(scene: Scene, truth: Truth, open_ns: int, close_ns: int) -> 
     mean = float(np.maximum(decoding, 0)[truth.first_ns >= 0].sum()) / window_ns
     stalled = min(scene.stall_s * 1e9 / window_ns, 1.0)
     return scene.events_s * min(1.0, mean / scene.streams) * (1.0 - stalled)
-
-
-def _percentiles(values: compare.F64) -> tuple[float | None, float | None]:
-    if not len(values):
-        return None, None
-    p50, p99 = np.percentile(values, [50, 99])
-    return float(p50), float(p99)

@@ -95,9 +95,15 @@ def itl_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> tupl
     keep = (np.diff(owner) == 0) & inside[1:] & inside[:-1] & (mine[owner[1:]] >= LEAST_TOKENS)
     weights = tokens[1:][keep]
     times = np.repeat(np.diff(at)[keep] / weights / 1e6, weights)
-    p50, p99 = (float(p) for p in np.percentile(times, [50, 99])) if len(times) else (None, None)
+    p50, p99 = percentiles(times)
     read = figures.itl_ms
     return Pair(truth=p50, reading=read.p50), Pair(truth=p99 if read.p99 is not None else None, reading=read.p99)
+
+
+def percentiles(values: F64) -> tuple[float | None, float | None]:
+    """p50 and p99; None of nothing."""
+    p50, p99 = map(float, np.percentile(values, [50, 99])) if len(values) else (None, None)
+    return p50, p99
 
 
 def longest_gap_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> Pair:

@@ -12,8 +12,7 @@ from typing import Final
 from uuid import uuid4
 
 from flatout import __version__
-from flatout.calibrate.bench import SceneError, measure
-from flatout.calibrate.scenes import Scene, events_scene, known_speeds, streams_scene
+from flatout.calibrate.bench import Scene, SceneError, events_scene, known_speeds, measure, streams_scene
 from flatout.calibration import Calibration, Limit, Point, machine_key, save
 from flatout.load.process import LoadError, LoadPool
 from flatout.load.system import most_streams

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from flatout.rig.config import RigConfig
@@ -316,7 +316,20 @@ class Dialect(ABC):
         return [item if isinstance(item, int) else token_id(item) for part in slices(parts) for item in part]
 
 
-Metric = tuple[str, str, str, list[tuple[dict[str, str], float]]]
+class UvicornDialect(Dialect):
+    """What vLLM and SGLang have in common: the same server in front."""
+
+    json_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
+    stream_headers: ClassVar[Headers] = [
+        ("server", "uvicorn"), ("content-type", "text/event-stream; charset=utf-8"), ("vary", "Origin"),
+    ]  # fmt: skip
+
+    def error(self, kind: str, **facts: Any) -> Reply:
+        bodies = {"auth": (401, b'{"error":"Unauthorized"}'), "not_found": (404, b'{"detail":"Not Found"}')}
+        return Reply(*bodies[kind]) if kind in bodies else super().error(kind, **facts)
+
+
+Metric = tuple[str, str, str, Sequence[tuple[dict[str, str], float | str]]]
 """Name, type, help, [(labels, value)]."""
 
 

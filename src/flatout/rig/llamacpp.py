@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flatout.rig.dialect import Answer, Dialect, Errors, Shape, dump
+from flatout.rig.dialect import Answer, Dialect, Errors, Shape, dump, exposition
 from flatout.rig.engine import State
 from flatout.rig.http import Headers, Request
 
@@ -239,8 +239,8 @@ class Llamacpp(Dialect):
             ("n_busy_slots_per_decode", "gauge", "Average number of busy slots per llama_decode() call",
              c.step_streams / c.steps if c.steps else 0.0),
         ]  # fmt: skip
-        out = []
-        for name, kind, words, value in rows:
-            shown = f"{value:.6g}" if isinstance(value, float) and value != int(value) else f"{int(value)}"
-            out += [f"# HELP llamacpp:{name} {words}", f"# TYPE llamacpp:{name} {kind}", f"llamacpp:{name} {shown}"]
-        return "\n".join(out) + "\n"
+        return exposition([(f"llamacpp:{n}", kind, words, [({}, _rounded(value))]) for n, kind, words, value in rows])
+
+
+def _rounded(value: float) -> str:
+    return f"{int(value)}" if value == int(value) else f"{value:.6g}"

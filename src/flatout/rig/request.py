@@ -12,6 +12,7 @@ import msgspec
 from flatout.rig.config import RigConfig
 from flatout.rig.tokens import pieces_in_slices
 
+Api = Literal["chat", "completions"]
 Body = dict[str, Any]
 Parts = Sequence[str | Sequence[int]]
 
@@ -29,7 +30,7 @@ class Refusal(Exception):
 class Ask:
     """`prompts` has one entry a prompt: strings to tokenise, or token ids."""
 
-    api: Literal["chat", "completions"]
+    api: Api
     model: str
     stream: bool
     prompts: list[Parts]
@@ -58,7 +59,7 @@ def decode_body(raw: bytes) -> Body:
     return body
 
 
-def read_ask(api: Literal["chat", "completions"], raw: bytes, config: RigConfig) -> Ask:
+def read_ask(api: Api, raw: bytes, config: RigConfig) -> Ask:
     """Raises Refusal for what the engine would refuse before it counts tokens."""
     body = decode_body(raw)
     options = body.get("stream_options")

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from heapq import heappop, heappush
-from typing import Any, Literal
+from typing import Any
 
 from flatout.rig.answer import StreamAnswer, Text, WholeAnswer
 from flatout.rig.config import RigConfig
@@ -22,7 +22,7 @@ from flatout.rig.http import Headers, Reply, Request, stream_head
 from flatout.rig.llamacpp import Llamacpp
 from flatout.rig.openai import OpenAI
 from flatout.rig.prompt import Prompt, granule_for, hash_in_slices
-from flatout.rig.request import Ask, Refusal, key_of, read_ask, slices
+from flatout.rig.request import Api, Ask, Refusal, key_of, read_ask, slices
 from flatout.rig.sglang import Sglang
 from flatout.rig.sockets import Conn, SocketServer
 from flatout.rig.tokens import Ring
@@ -30,10 +30,7 @@ from flatout.rig.truth import Record
 from flatout.rig.vllm import Vllm
 
 DIALECTS: dict[str, type[Dialect]] = {"sglang": Sglang, "vllm": Vllm, "llamacpp": Llamacpp, "openai": OpenAI}
-_GENERATE: dict[str, Literal["chat", "completions"]] = {
-    "/v1/chat/completions": "chat",
-    "/v1/completions": "completions",
-}
+_GENERATE: dict[str, Api] = {"/v1/chat/completions": "chat", "/v1/completions": "completions"}
 _HTML = b"<!DOCTYPE html><html><head><title>Welcome</title></head><body><h1>It works!</h1></body></html>"
 _EVENTS_A_TURN = 32  # then the sockets are looked at
 _KEPT_PROMPT_TOKENS = 32_000_000
@@ -297,10 +294,7 @@ class RigServer(SocketServer):
         prompt = next(steps)
         if prompt is None:
             return True
-        if newest:
-            self._work.pop()
-        else:
-            self._work.popleft()
+        del self._work[-1 if newest else 0]
         call(prompt)
         return False
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flatout.rig.dialect import Answer, Dialect, Errors, Metric, Shape, dump, exposition
-from flatout.rig.http import Headers, Reply, Request
+from flatout.rig.dialect import Answer, Errors, Metric, Shape, UvicornDialect, dump, exposition
+from flatout.rig.http import Reply, Request
 from flatout.rig.request import Ask, Refusal, decode_body
-
-_EVENTS = "text/event-stream; charset=utf-8"
 
 
 class SglangShape(Shape):
@@ -79,13 +77,11 @@ class SglangShape(Shape):
         return dump({"error": error})
 
 
-class Sglang(Dialect):
+class Sglang(UvicornDialect):
     shape = SglangShape
     public = frozenset({"/health", "/health_generate", "/metrics"})
     has_metrics = True
 
-    json_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
-    stream_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", _EVENTS), ("vary", "Origin")]
     errors: ClassVar[Errors] = {
         "model": (404, "NotFoundError", "The model `{model}` does not exist."),
         "loading": (503, "ServiceUnavailable", "The server is starting."),
@@ -115,13 +111,6 @@ class Sglang(Dialect):
 
     def refuses(self, ask: Ask) -> Refusal | None:
         return Refusal("chat_ids") if ask.token_ids and ask.stream and ask.api == "chat" else None
-
-    def error(self, kind: str, **facts: Any) -> Reply:
-        if kind == "auth":
-            return Reply(401, b'{"error":"Unauthorized"}')
-        if kind == "not_found":
-            return Reply(404, b'{"detail":"Not Found"}')
-        return super().error(kind, **facts)
 
     def error_body(self, kind: str, facts: Mapping[str, Any], status: int, words: list[str | None]) -> Any:
         return {"object": "error", "message": words[1], "type": words[0], "param": None, "code": status}

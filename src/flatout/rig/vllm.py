@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from flatout.rig.dialect import Answer, Dialect, Errors, Metric, Shape, dump, exposition
-from flatout.rig.http import Headers, Reply, Request
+from flatout.rig.dialect import Answer, Errors, Metric, Shape, UvicornDialect, dump, exposition
+from flatout.rig.http import Reply, Request
 from flatout.rig.request import decode_body
-
-_EVENTS = "text/event-stream; charset=utf-8"
 
 
 class VllmShape(Shape):
@@ -90,13 +88,11 @@ class VllmShape(Shape):
         return dump({"error": {"message": message, "type": "InternalServerError", "param": None, "code": 500}})
 
 
-class Vllm(Dialect):
+class Vllm(UvicornDialect):
     shape = VllmShape
     prefix_only = "/v1/"
     has_metrics = True
 
-    json_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", "application/json"), ("vary", "Origin")]
-    stream_headers: ClassVar[Headers] = [("server", "uvicorn"), ("content-type", _EVENTS), ("vary", "Origin")]
     errors: ClassVar[Errors] = {
         "model": (404, "NotFoundError", "model", "The model `{model}` does not exist. Valid aliases: {own_model}."),
         "loading": (503, "ServiceUnavailableError", None, "The engine is not ready."),
@@ -132,10 +128,6 @@ class Vllm(Dialect):
     }  # fmt: skip
 
     def error(self, kind: str, **facts: Any) -> Reply:
-        if kind == "auth":
-            return Reply(401, b'{"error":"Unauthorized"}')
-        if kind == "not_found":
-            return Reply(404, b'{"detail":"Not Found"}')
         if kind in ("total_too_long", "no_room"):
             kind = "output_too_long" if facts["output"] > facts["limit"] else "total_too_long"
         return super().error(kind, **facts)
