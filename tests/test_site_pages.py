@@ -712,11 +712,11 @@ def test_who_waits_for_a_drawing_goes_first() -> None:
     mine = Drawer()
     mine._lock.acquire()
     with pytest.raises(Busy):
-        mine.draw_ahead("run")
+        mine.draw("run", ahead=True)
     mine._waiting = 1  # somebody is about to have it
     mine._lock.release()
     with pytest.raises(Busy):
-        mine.draw_ahead("run")
+        mine.draw("run", ahead=True)
     assert mine.busy and mine._process is None
 
 
@@ -790,9 +790,9 @@ def test_drawing_that_takes_too_long_is_ended_and_not_tried_at_each_look(monkeyp
             with pytest.raises(Unavailable, match="too long"):
                 mine.draw("run", content, None, 1)
         assert mine._process is None
-        for draw in (mine.draw, mine.draw_ahead):
+        for ahead in (False, True):
             with pytest.raises(Unavailable, match="too long"):
-                draw("run", content, None, 1)
+                mine.draw("run", content, None, 1, ahead=ahead)
         assert mine._process is None  # nothing was tried
         assert mine.draw("run", other, None, 1)["card"] == "yes"
         now[0] += NOT_AGAIN_S + 1

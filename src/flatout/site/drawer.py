@@ -68,10 +68,8 @@ class Failures:
 
     def check(self, work: str, content: Sequence[Any]) -> None:
         """Raises what was raised last time, while it is not to be tried again."""
-        if self._known and (known := self._known.get(_digest(work, content))):
-            _, until, error = known
-            if time.monotonic() < until:
-                raise type(error)(*error.args)
+        if self._known and (known := self._known.get(_digest(work, content))) and time.monotonic() < known[1]:
+            raise type(known[2])(*known[2].args)
 
     def add(self, work: str, content: Sequence[Any], error: Exception) -> None:
         """Each time that it fails, it rests twice as long."""
@@ -103,9 +101,30 @@ class Drawer:
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: Connection | None = None
 
-    def draw(self, work: str, *content: Any) -> Any:
-        """What the work of that name draws of the content. Raises Unavailable: no process could be had, others wait, or
-        it took too long or too much memory, now or a short while ago; DrawingFailed."""
+    def draw(self, work: str, *content: Any, ahead: bool = False) -> Any:
+        """What the work of that name draws of the content. `ahead`: for nobody in particular; those who wait go first.
+        Raises Unavailable: no process could be had, others wait, or it took too long or too much memory, now or a short
+        while ago; DrawingFailed; Busy where somebody goes first."""
+        if ahead:
+            if self._waiting or not self._lock.acquire(blocking=False):
+                raise Busy
+        else:
+            self._wait()
+        try:
+            self._failures.check(work, content)
+            pipe = self._running()
+            try:
+                drawing = self._ask(pipe, work, content, AHEAD_S if ahead else LONGEST_S)
+            except (Unavailable, DrawingFailed) as error:
+                if not ahead:
+                    self._failures.add(work, content, error)
+                raise
+            self._failures.drop(work, content)
+            return drawing
+        finally:
+            self._lock.release()
+
+    def _wait(self) -> None:
         with self._count:
             self._waiting += 1
         try:
@@ -114,28 +133,6 @@ class Drawer:
         finally:
             with self._count:
                 self._waiting -= 1
-        try:
-            self._failures.check(work, content)
-            pipe = self._running()
-            try:
-                drawing = self._ask(pipe, work, content, LONGEST_S)
-            except (Unavailable, DrawingFailed) as error:
-                self._failures.add(work, content, error)
-                raise
-            self._failures.drop(work, content)
-            return drawing
-        finally:
-            self._lock.release()
-
-    def draw_ahead(self, work: str, *content: Any) -> Any:
-        """The same for nobody in particular. Raises Busy, too: then those who wait go first."""
-        if self._waiting or not self._lock.acquire(blocking=False):
-            raise Busy
-        try:
-            self._failures.check(work, content)
-            return self._ask(self._running(), work, content, AHEAD_S)
-        finally:
-            self._lock.release()
 
     @property
     def busy(self) -> bool:

@@ -16,7 +16,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from sqlalchemy import select
 
@@ -303,7 +303,7 @@ class Drawings:
     def run_page(self, row: RunRow) -> Drawn:
         """A run's page in parts, as `drawer.run_page` makes them: the pieces `head` and `rest`, and what is said of it.
         Raises Unavailable, NotFound, Gone."""
-        return unpack(self._of_run("run", row, lambda: self._draw_run(row, DRAWER.draw)))
+        return unpack(self._of_run("run", row, lambda: self._draw_run(row)))
 
     def whole_page(self, row: RunRow) -> bytes:
         """The run's page as one file. Raises as `run_page`."""
@@ -345,8 +345,8 @@ class Drawings:
         with DRAWINGS:
             return make()
 
-    def _draw_run(self, row: RunRow, draw: Callable[..., Any]) -> bytes:
-        words: dict[str, str] = draw("run", *self._files(row), row.received_us)
+    def _draw_run(self, row: RunRow, *, ahead: bool = False) -> bytes:
+        words: dict[str, str] = DRAWER.draw("run", *self._files(row), row.received_us, ahead=ahead)
         return pack(words, {part: words.pop(part).encode() for part in ("head", "rest")})
 
     def _files(self, row: RunRow) -> tuple[bytes, bytes | None]:
@@ -359,8 +359,7 @@ class Drawings:
             return
         if DRAWER.busy:
             raise Busy
-        make = lambda: self._draw_run(row, DRAWER.draw_ahead)  # noqa: E731
-        self.kept.get("run", row.content_hash, make, also=row.samples_hash or "")
+        self.kept.get("run", row.content_hash, lambda: self._draw_run(row, ahead=True), also=row.samples_hash or "")
 
     def _moved(self, run: Moved) -> None:
         if run.state in SHOWN:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Final
 
 from flatout.site import accounts, reasons
-from flatout.site import backup as archive
-from flatout.site.backup import Counted
+from flatout.site.backup import backup as backup
+from flatout.site.backup import restore as restore
 from flatout.site.database import Database
 from flatout.site.settings import Settings
+from flatout.site.times import when
 
 OPERATOR: Final = "operator"
 DAY_US: Final = 86_400_000_000
@@ -45,7 +44,7 @@ def token_add(settings: Settings, name: str, scopes: Sequence[str], label: str, 
     expires_us = None if days is None else accounts.now_us() + days * DAY_US
     with database(settings) as opened, opened.write() as conn:
         account, text = accounts.add_token(conn, name, scopes, label, expires_us, by=OPERATOR)
-    return Made(account.name, text, tuple(scopes), day(expires_us))
+    return Made(account.name, text, tuple(scopes), _day(expires_us))
 
 
 def token_list(settings: Settings) -> list[dict[str, str | int | None]]:
@@ -59,9 +58,9 @@ def token_list(settings: Settings) -> list[dict[str, str | int | None]]:
             "begins": f"{token.start}…",
             "scopes": " ".join(token.scopes),
             "label": token.label,
-            "made": day(token.created_us),
-            "used": day(token.used_us),
-            "ends": day(token.expires_us),
+            "made": _day(token.created_us),
+            "used": _day(token.used_us),
+            "ends": _day(token.expires_us),
             "state": "works" if token.works else "revoked" if token.revoked_us is not None else "over",
         }
         for name, token in found
@@ -80,16 +79,6 @@ def migrate(settings: Settings) -> None:
         pass
 
 
-def backup(settings: Settings, out: Path) -> Counted:
-    """Writes database and files into one archive, whole or not at all. Raises SiteError, OSError."""
-    return archive.backup(settings, out)
-
-
-def restore(settings: Settings, source: Path) -> Counted:
-    """Fills an empty site from an archive. Raises SiteError, OSError."""
-    return archive.restore(settings, source)
-
-
 def reason(error: BaseException) -> str | None:
     """Why the database or the files cannot be used, in the driver's or the system's words, for the operator alone: the
     site's own words for visitors leave it out. Holds no statement and no password."""
@@ -98,6 +87,6 @@ def reason(error: BaseException) -> str | None:
     return reasons.words(below) if below is not None and driver else None
 
 
-def day(at_us: int | None) -> str | None:
+def _day(at_us: int | None) -> str | None:
     """`2026-11-30`, UTC."""
-    return None if at_us is None else datetime.fromtimestamp(at_us / 1e6, UTC).date().isoformat()
+    return (when(at_us) or "")[:10] or None

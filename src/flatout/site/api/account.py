@@ -25,14 +25,11 @@ def me(request: Request, who: AnyToken) -> Me:
 
 
 @router.delete(
-    "/me",
-    status_code=204,
-    summary="Delete my data",
-    responses=errors(401, 403),
+    "/me", status_code=204, summary="Delete my data", responses=errors(401, 403),
     description="Closes the account for good: its runs become tombstones and their files go, unless another run has "
     "the same; its tokens end. What was done stays on record, without the name, which is free for others then. "
     "`confirm` must be the account's name.",
-)
+)  # fmt: skip
 def close(request: Request, who: Publisher, confirm: Annotated[str, Query(max_length=40)]) -> Response:
     if confirm != who.name:
         raise Refused("confirm", "type the account's own name here; nothing was deleted")
@@ -47,14 +44,11 @@ def my_tokens(request: Request, who: AnyToken) -> list[Token]:
 
 
 @router.post(
-    "/me/tokens",
-    status_code=201,
-    summary="Make a token",
-    responses=errors(401, 403, 409, 413, 415),
+    "/me/tokens", status_code=201, summary="Make a token", responses=errors(401, 403, 409, 413, 415),
     dependencies=JsonOnly,
     description="A token can give no more than it has: the new one ends when it does at the latest. The "
     "new one's text is in this answer and nowhere else.",
-)
+)  # fmt: skip
 def make_token(request: Request, response: Response, who: AnyToken, wanted: NewToken) -> MadeToken:
     limited(request, response, "token", f"account:{who.account_id}", address(request.scope))
     lacking = [scope for scope in wanted.scopes if not who.may(scope)]

@@ -24,14 +24,12 @@ def all_boards(request: Request) -> Boards:
 
 
 @router.get(
-    "/boards/{board}",
-    summary="One board, best first",
-    responses=errors(404),
+    "/boards/{board}", summary="One board, best first", responses=errors(404),
     description="Configurations at one operating point: `single:C`, `total:C:N`, `prefill:C` or `users:C:T` with C the "
     "context in tokens, N the number of simultaneous requests, T the tok/s that each must have. Places are shared "
     "where the runs show no difference. Each publisher's runs are pooled, then those publishers that agree with the "
     "one in the middle. A board that nothing stands on is empty.",
-)
+)  # fmt: skip
 def ranking(
     request: Request,
     board: Annotated[str, Path(max_length=40, pattern=r"^[a-z]+(:[0-9]+){1,2}$", examples=["single:8192"])],

@@ -16,14 +16,10 @@ router = APIRouter(tags=["moderation"])
 
 
 @router.post(
-    "/runs/{run_id}/report",
-    status_code=201,
-    summary="Report a run",
-    responses=errors(401, 404, 409, 413, 415),
-    dependencies=JsonOnly,
-    openapi_extra=OPTIONAL,
+    "/runs/{run_id}/report", status_code=201, summary="Report a run", responses=errors(401, 404, 409, 413, 415),
+    dependencies=JsonOnly, openapi_extra=OPTIONAL,
     description="Tells the moderators what is wrong with a run. Needs no token; with one, they see whose it is.",
-)
+)  # fmt: skip
 def report(request: Request, response: Response, who: Visitor, run_id: RunId, body: ReportReason) -> Reported:
     limited(request, response, "report", address(request.scope))
     with site(request).database.write() as conn:
@@ -49,12 +45,10 @@ def approve(request: Request, who: Moderator, run_id: RunId) -> Changed:
 
 
 @router.post(
-    "/runs/{run_id}/hide",
-    summary="Hide a run, with a reason that is shown",
-    responses=errors(401, 403, 404, 409, 410, 413, 415),
-    dependencies=JsonOnly,
+    "/runs/{run_id}/hide", summary="Hide a run, with a reason that is shown",
+    responses=errors(401, 403, 404, 409, 410, 413, 415), dependencies=JsonOnly,
     description="What is open of the reports about it is settled with that reason.",
-)
+)  # fmt: skip
 def hide(request: Request, who: Moderator, run_id: RunId, body: Reason) -> Changed:
     reason = moderation.checked_reason(body.reason, longest=moderation.LONGEST_SHOWN)
     site(request).store.hide(run_id, who=who.name, reason=reason, account_id=who.account_id)
@@ -62,11 +56,9 @@ def hide(request: Request, who: Moderator, run_id: RunId, body: Reason) -> Chang
 
 
 @router.post(
-    "/reports/{report_id}/settle",
-    summary="Settle a report",
-    responses=errors(401, 403, 404, 409, 413, 415),
+    "/reports/{report_id}/settle", summary="Settle a report", responses=errors(401, 403, 404, 409, 413, 415),
     dependencies=JsonOnly,
-)
+)  # fmt: skip
 def settle(request: Request, who: Moderator, report_id: Annotated[int, Path(ge=1, le=2**53)], body: Outcome) -> Report:
     with site(request).database.write() as conn:
         settled = moderation.settle(conn, report_id, body.outcome, who=who.name, account_id=who.account_id)

@@ -98,19 +98,14 @@ class Sent:
 
 
 @router.post(
-    "/runs",
-    status_code=201,
-    summary="Publish a run",
-    responses={
-        200: {"model": Published, "description": "The site has this very record already"},
-        **errors(401, 403, 404, 408, 409, 410, 413, 415),
-    },
-    openapi_extra=REQUEST_BODY,
+    "/runs", status_code=201, summary="Publish a run", responses={
+    200: {"model": Published, "description": "The site has this very record already"},
+    **errors(401, 403, 404, 408, 409, 410, 413, 415), }, openapi_extra=REQUEST_BODY,
     description="Takes one record, with its samples if they come along. The same record again is the same run, so it "
     "may be sent again after any failure. A record that holds a secret, an address or a user's name is refused with "
     "the place. On a moderated site the run waits for approval (`state`: queued), and what it `replaces` stays public "
     "until then.",
-)
+)  # fmt: skip
 async def publish(
     request: Request,
     response: Response,
@@ -144,11 +139,9 @@ def _take(here: Site, who: Who, body: Sent, replaces: str | None) -> Published:
 
 
 @router.get(
-    "/runs",
-    summary="List runs, newest first",
-    responses=errors(),
+    "/runs", summary="List runs, newest first", responses=errors(),
     description="Public runs that fit all filters. `next` is the cursor of the next page: give it as `after`.",
-)
+)  # fmt: skip
 def list_runs(
     request: Request,
     q: Annotated[Text | None, Query(description="Words in the model, hardware, engine, suite.")] = None,
@@ -174,13 +167,10 @@ def list_runs(
 
 
 @router.get(
-    "/runs/{run_id}",
-    summary="One run and its checks",
-    responses=errors(401, 404, 410),
-    openapi_extra=OPTIONAL,
+    "/runs/{run_id}", summary="One run and its checks", responses=errors(401, 404, 410), openapi_extra=OPTIONAL,
     description="A run that waits for approval is there for its publisher and for moderators. One that was hidden, "
     "withdrawn or deleted answers 410 with the reason, and the run that took its place.",
-)
+)  # fmt: skip
 def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
     here = site(request)
     row = here.visible(who, run_id)
@@ -194,13 +184,9 @@ def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
 
 
 @router.get(
-    "/runs/{run_id}/record",
-    summary="The record itself",
-    responses={200: {"content": {"application/json": {"schema": RECORD}}}, **FILES,
-               **errors(401, 404, 410)},
-    openapi_extra=OPTIONAL,
-    response_class=Response,
-    description="Exactly the bytes whose SHA-256 is `content_hash`.",
+    "/runs/{run_id}/record", summary="The record itself",
+    responses={200: {"content": {"application/json": {"schema": RECORD}}}, **FILES, **errors(401, 404, 410)},
+    openapi_extra=OPTIONAL, response_class=Response, description="Exactly the bytes whose SHA-256 is `content_hash`.",
 )  # fmt: skip
 def get_record(request: Request, who: Visitor, run_id: RunId) -> Response:
     here = site(request)
@@ -209,12 +195,9 @@ def get_record(request: Request, who: Visitor, run_id: RunId) -> Response:
 
 
 @router.get(
-    "/runs/{run_id}/samples",
-    summary="The samples, as a zip of .npz files",
+    "/runs/{run_id}/samples", summary="The samples, as a zip of .npz files",
     responses={200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}, **FILES,
-               **errors(401, 404, 410)},
-    openapi_extra=OPTIONAL,
-    response_class=Response,
+    **errors(401, 404, 410)}, openapi_extra=OPTIONAL, response_class=Response,
 )  # fmt: skip
 def get_samples(request: Request, who: Visitor, run_id: RunId) -> Response:
     here = site(request)
@@ -225,13 +208,10 @@ def get_samples(request: Request, who: Visitor, run_id: RunId) -> Response:
 
 
 @router.get(
-    "/compare",
-    summary="Compare runs",
-    responses=errors(404, 410),
-    response_model=Comparison,
+    "/compare", summary="Compare runs", responses=errors(404, 410), response_model=Comparison,
     description="The first is what the others are compared with; runs of one configuration count as repeats. The "
     "answer is what `flatout compare --json` prints. The runs may have 4,000 cells together.",
-)
+)  # fmt: skip
 def compare_runs(
     request: Request,
     r: Annotated[
@@ -251,13 +231,11 @@ def compare_runs(
 
 
 @router.post(
-    "/runs/{run_id}/withdraw",
-    summary="Withdraw one's own run",
-    responses=errors(401, 403, 404, 409, 410, 413, 415),
+    "/runs/{run_id}/withdraw", summary="Withdraw one's own run", responses=errors(401, 403, 404, 409, 410, 413, 415),
     dependencies=JsonOnly,
     description="It leaves a tombstone with the reason, and a link to the run that takes its place if there is one. A "
     "moderator may withdraw any run.",
-)
+)  # fmt: skip
 def withdraw(request: Request, who: PublisherOrModerator, run_id: RunId, body: Withdrawal) -> Changed:
     reason = moderation.checked_reason(body.reason, longest=moderation.LONGEST_SHOWN)
     site(request).store.withdraw(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -62,30 +63,32 @@ def axis(rows: Sequence[Ranked], *, open_ended: bool = False) -> float:
 
 
 def trace(runs: Sequence[Dated], shifts: Sequence[Shift], label: str) -> Markup:
-    """The picture; empty where nothing can be drawn. One step to the right is one run, so that many runs of one day and
-    few of a year can both be told apart."""
+    """Dots with 95 % intervals, level shifts, and where the engine's version changed; empty where nothing can be drawn.
+    One step to the right is one run, so that many runs of one day and few of a year can both be told apart."""
     first = max(0, len(runs) - MOST_DOTS)
-    shown = [run for run in runs[first:] if math.isfinite(run.value) and 0 < run.value <= _LARGEST]
-    if len(shown) < 1 or len(shown) != len(runs[first:]):
+    shown = runs[first:]
+    if not shown or not all(math.isfinite(run.value) and 0 < run.value <= _LARGEST for run in shown):
         return Markup("")
     low, high = _ends(shown)
-    parts = [*_axes(shown, low, high), *_versions(shown)]
-    parts += _steps(shown, shifts, first)
-    points = [(_x(i, len(shown)), _y(run.value, low, high)) for i, run in enumerate(shown)]
-    parts.append(_path("line", "M" + "L".join(f"{x:.1f},{y:.1f}" for x, y in points)))
-    parts += [_dot(run, x, low, high) for run, (x, _) in zip(shown, points, strict=True)]
-    return Markup('<svg class="trace" viewBox="0 0 {:.0f} {:.0f}" role="img" aria-label="{}">{}</svg>').format(
-        WIDE, HIGH, label, Markup("").join(parts)
-    )
+    y = partial(_y, low=low, high=high)
+    dots = [
+        (_x(i, len(shown)), y(run.value), (y(run.low or 0.0), y(run.high or 0.0)) if _good(run) else None)
+        for i, run in enumerate(shown)
+    ]
+    svg = part(
+        "trace.svg", label=label, wide=WIDE, high=HIGH, left=LEFT, right=WIDE - RIGHT, top=TOP, bottom=HIGH - BOTTOM,
+        ticks=[(y(tick), _tick(tick)) for tick in ticks(low, high)], dots=dots, versions=_versions(shown),
+        steps=_steps(shown, shifts, first), days=[day(run.at_us) for run in (shown[0], *shown[1:][-1:])],
+    )  # fmt: skip
+    return Markup(svg)  # our own template, whole
 
 
 def _ends(runs: Sequence[Dated]) -> tuple[float, float]:
     """The axis: all values and intervals, a little more, and never so near that nothing but noise shows."""
     lows = [run.low if _good(run) and run.low is not None else run.value for run in runs]
     highs = [run.high if _good(run) and run.high is not None else run.value for run in runs]
-    low, high = min(lows), max(highs)
-    middle = (low + high) / 2
-    reach = max((high - low) / 2 * 1.15, middle * 0.03)
+    middle = (min(lows) + max(highs)) / 2
+    reach = max((max(highs) - min(lows)) / 2 * 1.15, middle * 0.03)
     return max(0.0, middle - reach), middle + reach
 
 
@@ -95,7 +98,7 @@ def _good(run: Dated) -> bool:
     return low is not None and high is not None and 0 <= low <= run.value <= high <= run.value * 10
 
 
-def _x(index: int, count: int) -> float:
+def _x(index: float, count: int) -> float:
     span = WIDE - LEFT - RIGHT
     return LEFT + span / 2 if count == 1 else LEFT + 8 + (span - 16) * index / (count - 1)
 
@@ -114,81 +117,46 @@ def ticks(low: float, high: float) -> list[float]:
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def _axes(runs: Sequence[Dated], low: float, high: float) -> list[Markup]:
-    parts = []
-    for tick in ticks(low, high):
-        y = _y(tick, low, high)
-        parts.append(_path("grid", f"M{LEFT:.0f},{y:.1f}H{WIDE - RIGHT:.0f}"))
-        parts.append(_text("t-soft", LEFT - 6, y + 3.5, "end", _tick(tick)))
-    parts.append(_path("axis", f"M{LEFT:.0f},{HIGH - BOTTOM:.1f}H{WIDE - RIGHT:.0f}"))
-    places = [(0, "start")] if len(runs) == 1 else [(0, "start"), (len(runs) - 1, "end")]
-    for index, anchor in places:
-        x = LEFT if anchor == "start" else WIDE - RIGHT
-        parts.append(_text("t-soft", x, HIGH - 6, anchor, day(runs[index].at_us)))
-    return parts
-
-
 def _tick(value: float) -> str:
     """A number on the axis: with all the digits that tell it from its neighbours."""
-    if value >= 10_000 and value % 100 == 0:
-        return numbers.rate(value)
-    return f"{value:,.10g}"
+    return numbers.rate(value) if value >= 10_000 and value % 100 == 0 else f"{value:,.10g}"
 
 
-def _versions(runs: Sequence[Dated]) -> list[Markup]:
-    """Where the engine's version changed: dotted lines at the last few, with the new versions' names as far as none
-    covers another, the newest first."""
-    parts = []
+Line = tuple[float, float, str, str]
+"""A line down the picture: where, and where its words begin or end (`anchor`)."""
+
+
+def _versions(runs: Sequence[Dated]) -> list[Line]:
+    """Where the engine's version changed, at the last few, with the new versions' names as far as none covers another,
+    the newest first."""
+    lines: list[Line] = []
     changed = [i for i, (a, b) in enumerate(pairwise(runs), 1) if a.engine_version != b.engine_version]
     taken: list[tuple[float, float]] = []
     for i in reversed(changed[-MOST_VERSIONS:]):
-        x = (_x(i - 1, len(runs)) + _x(i, len(runs))) / 2
-        parts.append(_path("version", f"M{x:.1f},{TOP - 8:.0f}V{HIGH - BOTTOM:.1f}"))
         words = clean(runs[i].engine_version or "version not known", 16)
-        left, right = _extent(x, words)
+        line = _beside(i, len(runs), words)
+        left = line[1] if line[2] == "start" else line[1] - CHAR_WIDE * len(words)
+        right = left + CHAR_WIDE * len(words)
         if len(taken) < MOST_NAMED and all(right < other[0] or left > other[1] for other in taken):
             taken.append((left, right))
-            parts.append(_beside("t-soft", x, TOP - 12, words))
-    return parts
+        else:
+            line = (*line[:3], "")
+        lines.append(line)
+    return lines
 
 
-def _steps(runs: Sequence[Dated], shifts: Sequence[Shift], first: int) -> list[Markup]:
+def _steps(runs: Sequence[Dated], shifts: Sequence[Shift], first: int) -> list[Line]:
     """The level shifts, each with its size."""
-    parts = []
-    for i, shift in ((shift.index - first, shift) for shift in shifts):
-        if not 0 < i < len(runs):
-            continue
-        x = (_x(i - 1, len(runs)) + _x(i, len(runs))) / 2
-        sign = "+" if shift.change.value > 1 else "−"
-        word = f"{sign}{numbers.percent(abs(shift.change.value - 1))}{'' if shift.sure else '?'}"
-        parts += [_path("shift", f"M{x:.1f},{TOP:.0f}V{HIGH - BOTTOM:.1f}"), _beside("t-warn", x, TOP + 10, word)]
-    return parts
+    lines = []
+    for shift in shifts:
+        if 0 < shift.index - first < len(runs):
+            sign = "+" if shift.change.value > 1 else "−"
+            size = f"{sign}{numbers.percent(abs(shift.change.value - 1))}{'' if shift.sure else '?'}"
+            lines.append(_beside(shift.index - first, len(runs), size))
+    return lines
 
 
-def _extent(x: float, words: str) -> tuple[float, float]:
-    """From where to where `_beside` puts words at a line."""
-    wide = CHAR_WIDE * len(words)
-    return (x + 4, x + 4 + wide) if x < WIDE * 0.7 else (x - 4 - wide, x - 4)
-
-
-def _beside(kind: str, x: float, y: float, words: str) -> Markup:
-    """Words at a line, on whichever side has more room."""
-    left, right = _extent(x, words)
-    return _text(kind, left, y, "start", words) if left > x else _text(kind, right, y, "end", words)
-
-
-def _path(kind: str, d: str) -> Markup:
-    return Markup(f'<path class="{kind}" d="{d}"/>')  # both are ours: a word and numbers
-
-
-def _text(kind: str, x: float, y: float, anchor: str, words: str) -> Markup:
-    return Markup('<text class="{}" x="{:.1f}" y="{:.1f}" text-anchor="{}">{}</text>').format(kind, x, y, anchor, words)
-
-
-def _dot(run: Dated, x: float, low: float, high: float) -> Markup:
-    y = _y(run.value, low, high)
-    dot = Markup(f'<circle class="dot" cx="{x:.1f}" cy="{y:.1f}" r="2.8"/>')
-    if not _good(run) or run.low is None or run.high is None:
-        return dot
-    bottom, top = _y(run.low, low, high), _y(run.high, low, high)
-    return _path("bar", f"M{x:.1f},{bottom:.1f}V{top:.1f}") + dot
+def _beside(index: int, count: int, words: str) -> Line:
+    """A line before a run, with words on whichever side has more room."""
+    x = _x(index - 0.5, count)
+    return (x, x + 4, "start", words) if x < WIDE * 0.7 else (x, x - 4, "end", words)
