@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -18,6 +20,29 @@ settings.load_profile("flatout")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell's background ignores Ctrl-C, and every process below inherits that: here it is a person's again.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def open_site(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Opens sites on databases of their own (`site_client.opened`), and closes them behind the test."""
+    from tests.site_client import opened
+
+    sites: list[Any] = []
+
+    def make(folder: Path | None = None, **more: Any) -> Any:
+        sites.append(opened(folder or tmp_path, **more))
+        return sites[-1]
+
+    yield make
+    for site in sites:
+        site.close()
+
+
+@pytest.fixture
+def site(open_site: Callable[..., Any]) -> Any:
+    """A site on SQLite, without limits."""
+    return open_site()
+
 
 MEASURES = ("test_load_", "test_rig_", "test_run_", "test_calibrate", "test_truth", "test_seed_page", "test_demo")
 """Files whose every test measures time, or starts what does: they run alone, after the others (`make test`)."""

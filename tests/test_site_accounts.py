@@ -17,7 +17,7 @@ from flatout.site import accounts, schema
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, NotFound, Refused, TooMany
 from flatout.site.throttle import FAILED_PER_MINUTE, Throttle, network
-from tests.site_client import opened, settings
+from tests.site_client import Open, settings
 from tests.site_database import database_url  # noqa: F401
 
 
@@ -158,11 +158,11 @@ def test_a_name_is_taken_once_though_many_ask_at_once(base: Database) -> None:
 
 def test_who_is_second_to_a_name_gets_no_token_for_it(
     database_url: str,  # noqa: F811
-    tmp_path: Path,
+    open_site: Open,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The form for a new account, whose look at the names came just before another one was committed."""
-    site = opened(tmp_path, database_url=database_url, registration="open")
+    site = open_site(database_url=database_url, registration="open")
     site.token("ann")
     looked, asked = accounts._account, []
 
@@ -178,7 +178,6 @@ def test_who_is_second_to_a_name_gets_no_token_for_it(
     assert made.status_code == 422 and "taken" in made.text and not re.search(r"flatout_[\w-]{43}", made.text)
     with site.site.database.read() as conn:
         assert len(accounts.all_tokens(conn)) == 1
-    site.close()
 
 
 def test_an_account_has_a_bounded_number_of_working_tokens(base: Database) -> None:

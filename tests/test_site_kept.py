@@ -17,7 +17,6 @@ from flatout.site.state import Site
 from flatout.site.store import Store
 from tests import site_database, site_records
 from tests.site_client import Opened, opened
-from tests.test_site_pages import sign_in
 
 MODEL, HARDWARE, ENGINE = "/models/qwen-qwen3.5-4b", "/hardware/h200-nvl-141-gb", "/engines/sglang"
 
@@ -137,7 +136,7 @@ def test_repeats_and_rankings_follow_every_run(site: Opened, drawn: list[str]) -
     # what is hidden is drawn for moderators, and not kept
     kept = site.site.drawings.kept
     before = set(kept._held)
-    sign_in(site, "mod", ("moderate",))
+    site.sign_in("mod", ("moderate",))
     assert "1 other run of this configuration" in html(site, f"/r/{again}")
     assert set(kept._held) == before
 

@@ -67,8 +67,9 @@ def start(settings: Settings, say: Callable[[str], None]) -> None:
 
     Raises CannotStart (unsafe in public, the port) and SiteError (database, files).
     """
-    if settings.public:
-        _safe(settings)
+    if settings.public and (dangers := unsafe(settings)):
+        lines = "".join(f"\n  - {text}" for text in dangers)
+        raise CannotStart(f"the site would be unsafe in public, so it was not started:{lines}")
     _log_to_stderr()
     with _listening(settings) as listener:
         port = listener.getsockname()[1]
@@ -82,7 +83,7 @@ def start(settings: Settings, say: Callable[[str], None]) -> None:
         gc.freeze()  # what is loaded by now stays: no collection looks through it again while somebody waits
         gc.set_threshold(*COLLECT)
         server = _Server(_config(app, settings), lambda: _started(settings, app.state.site.database, say))
-        before = {number: signal.signal(number, server.told) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, server.signalled) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             server.run(sockets=[listener])
         finally:
@@ -112,7 +113,7 @@ class _Server(uvicorn.Server):
             end.start()
         super().handle_exit(sig, frame)
 
-    def told(self, sig: int, frame: FrameType | None) -> None:
+    def signalled(self, sig: int, frame: FrameType | None) -> None:
         """For a signal outside the serving: before it, end at once; after it, uvicorn only repeats what it was told."""
         if not self.should_exit:
             raise KeyboardInterrupt
@@ -177,38 +178,24 @@ def protocol(each: int, head_s: float = HEAD_S) -> type[H11Protocol]:
 
 def _config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
-        app,
-        log_config=None,
-        log_level="warning",
+        app, log_config=None, log_level="warning", ws="none", lifespan="on", server_header=False, backlog=BACKLOG,
         access_log=False,  # it would keep visitors' addresses
         proxy_headers=False,  # the site reads them itself, from the proxies that it was told
         http=protocol(0 if settings.proxies else CONNECTIONS_EACH),  # h11 bounds a head's size; httptools does not
-        h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=DRAIN_S,
-        limit_concurrency=CONNECTIONS,
-        backlog=BACKLOG,
-        ws="none",
-        lifespan="on",
-    )
-
-
-def _safe(settings: Settings) -> None:
-    found = unsafe(settings)
-    if found:
-        lines = "".join(f"\n  - {text}" for text in found)
-        raise CannotStart(f"the site would be unsafe in public, so it was not started:{lines}")
+        h11_max_incomplete_event_size=LARGEST_HEAD_BYTES, timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=DRAIN_S, limit_concurrency=CONNECTIONS,
+    )  # fmt: skip
 
 
 def _listening(settings: Settings) -> socket.socket:
     """The listening socket, taken before anything else is opened. Raises CannotStart."""
     host, port = settings.host.strip("[]"), settings.port
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
     except (OSError, UnicodeError):
         raise CannotStart(f"--host {host}: this machine knows no such name or address") from None
-    family, kind, protocol, _, address = found[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -239,8 +226,7 @@ def _started(settings: Settings, database: Database, say: Callable[[str], None])
         say("everybody who reaches this machine can read it; publishing takes a token (flatout site token add NAME)")
     say("Ctrl-C ends it")
     if settings.results_dir is not None:
-        told = threading.Thread(target=_picked_up, args=(database, settings.results_dir, say), daemon=True)
-        told.start()
+        threading.Thread(target=_picked_up, args=(database, settings.results_dir, say), daemon=True).start()
 
 
 def _picked_up(database: Database, results: Path, say: Callable[[str], None]) -> None:
@@ -258,12 +244,11 @@ def _picked_up(database: Database, results: Path, say: Callable[[str], None]) ->
         if there <= outcomes.keys():
             break
         time.sleep(0.1)
-    taken = sum(outcomes.get(name, "not yet") is None for name in there)
-    left = [(name, outcomes[name]) for name in sorted(there & outcomes.keys()) if outcomes[name] is not None]
-    found = (
-        f"{taken} run{'' if taken == 1 else 's'}" if there else "nothing yet; runs that end there come by themselves"
-    )
-    say(f"picks up      {results}: {found}" + (f", {len(left)} left out" if left else ""))
+    looked = sorted(there & outcomes.keys())
+    left = [(name, reason) for name in looked if (reason := outcomes[name]) is not None]
+    taken = len(looked) - len(left)
+    runs = f"{taken} run{'' if taken == 1 else 's'}" if there else "nothing yet; runs that end there come by themselves"
+    say(f"picks up      {results}: {runs}" + (f", {len(left)} left out" if left else ""))
     for name, reason in left[:MOST_REASONS]:
         say(f"              {name}: {clean(reason, 300)}")
 

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
 from anyio import CapacityLimiter
 from fastapi import Request
 
+from flatout.site import accounts
 from flatout.site.accounts import Who
 from flatout.site.blobs import Blobs
 from flatout.site.database import Database
 from flatout.site.drawings import Drawings
-from flatout.site.errors import Tombstone, no_run
+from flatout.site.errors import SiteError, Tombstone, no_run
 from flatout.site.index import RunRow
 from flatout.site.reasons import Reasons
 from flatout.site.settings import Settings
@@ -48,6 +50,19 @@ class Site:
         drawings = Drawings(store, settings.data_dir / "rendered")
         limiter = CapacityLimiter(PUBLISHING)
         return cls(settings, database, blobs, store, Throttle(settings), drawings, Reasons(settings), limiter)
+
+    def whose(self, token: str, asking: str) -> Who | None:
+        """Whose token it is; None for one that does not work, which is counted. `asking`: the address. Raises
+        TooMany."""
+        self.throttle.full("failed", asking)
+        with self.database.read() as conn:
+            who = accounts.whose(conn, token)
+        if who is None:
+            self.throttle.check("failed", asking)
+        elif accounts.stale_use(who):  # good to know, but no reason to refuse anything
+            with suppress(SiteError), self.database.write() as conn:
+                accounts.used(conn, who)
+        return who
 
     def visible(self, who: Who | None, run_id: str) -> RunRow:
         """The run's row if this one may see it. Raises NotFound (also for what waits for approval) and Tombstone."""

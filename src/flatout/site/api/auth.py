@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Annotated, Any, Final
 
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPBearer
 from starlette.exceptions import HTTPException
 
-from flatout.site import accounts
 from flatout.site.accounts import Who
-from flatout.site.errors import Refused, SiteError
+from flatout.site.errors import Refused
 from flatout.site.rescan import shown
-from flatout.site.state import Site, address, site
+from flatout.site.state import address, site
 from flatout.site.throttle import Kind
 
 SCHEME: Final = HTTPBearer(
@@ -50,19 +48,12 @@ def given(request: Request, response: Response) -> Who | None:
     sent = request.headers.getlist("authorization")
     if not sent:
         return None
-    here = site(request)
-    asking = address(request.scope)
-    here.throttle.full("failed", asking)
     scheme, _, text = sent[0].partition(" ")
-    who = None
-    if len(sent) == 1 and scheme.lower() == "bearer":
-        with here.database.read() as conn:
-            who = accounts.whose(conn, text.strip())
+    good = len(sent) == 1 and scheme.lower() == "bearer"
+    who = site(request).whose(text.strip() if good else "", address(request.scope))
     if who is None:
-        here.throttle.check("failed", asking)
         raise HTTPException(401, WRONG, {"WWW-Authenticate": 'Bearer error="invalid_token"'})
     limited(request, response, "requests", f"token:{who.token_id}")
-    _note_use(here, who)
     return who
 
 
@@ -87,13 +78,6 @@ def limited(request: Request, response: Response, kind: Kind, *keys: str) -> Non
     limits = [left for key in keys if (left := site(request).throttle.check(kind, key)) is not None]
     if limits:
         response.headers.update(min(limits, key=lambda left: left.remaining).headers())
-
-
-def _note_use(here: Site, who: Who) -> None:
-    """When a token was used is good to know, but no reason to refuse anything."""
-    if accounts.stale_use(who):
-        with suppress(SiteError), here.database.write() as conn:
-            accounts.used(conn, who)
 
 
 AnyToken = Annotated[Who, Depends(Needs())]

@@ -98,9 +98,9 @@ class Sent:
 
 
 @router.post(
-    "/runs", status_code=201, summary="Publish a run", responses={
-    200: {"model": Published, "description": "The site has this very record already"},
-    **errors(401, 403, 404, 408, 409, 410, 413, 415), }, openapi_extra=REQUEST_BODY,
+    "/runs", status_code=201, summary="Publish a run", openapi_extra=REQUEST_BODY,
+    responses={200: {"model": Published, "description": "The site has this very record already"},
+               **errors(401, 403, 404, 408, 409, 410, 413, 415)},
     description="Takes one record, with its samples if they come along. The same record again is the same run, so it "
     "may be sent again after any failure. A record that holds a secret, an address or a user's name is refused with "
     "the place. On a moderated site the run waits for approval (`state`: queued), and what it `replaces` stays public "
@@ -129,13 +129,9 @@ def _take(here: Site, who: Who, body: Sent, replaces: str | None) -> Published:
         samples = intake.take_samples(body.samples, taken.record, here.settings)
     kept = here.store.publish(taken, account_id=who.account_id, who=who.name, samples=samples, replaces=replaces)
     return Published(
-        id=kept.public_id,
-        url=here.run_url(kept.public_id),
-        state=state(kept.state),
-        content_hash=taken.content_hash,
-        created=kept.created,
-        checks=checks(taken.record),
-    )
+        id=kept.public_id, url=here.run_url(kept.public_id), state=state(kept.state), created=kept.created,
+        content_hash=taken.content_hash, checks=checks(taken.record),
+    )  # fmt: skip
 
 
 @router.get(
@@ -175,12 +171,9 @@ def get_run(request: Request, who: Visitor, run_id: RunId) -> RunDetail:
     here = site(request)
     row = here.visible(who, run_id)
     return RunDetail(
-        **run(here, row).model_dump(),
-        checks=checks(here.store.record(run_id), row.received_us),
-        state_reason=row.state_reason,
-        replaced_by=here.store.successor(row),
-        replaces=here.store.replaces(row),
-    )
+        **run(here, row).model_dump(), checks=checks(here.store.record(run_id), row.received_us),
+        state_reason=row.state_reason, replaced_by=here.store.successor(row), replaces=here.store.replaces(row),
+    )  # fmt: skip
 
 
 @router.get(
@@ -197,7 +190,8 @@ def get_record(request: Request, who: Visitor, run_id: RunId) -> Response:
 @router.get(
     "/runs/{run_id}/samples", summary="The samples, as a zip of .npz files",
     responses={200: {"content": {"application/zip": {"schema": {"type": "string", "format": "binary"}}}}, **FILES,
-    **errors(401, 404, 410)}, openapi_extra=OPTIONAL, response_class=Response,
+               **errors(401, 404, 410)},
+    openapi_extra=OPTIONAL, response_class=Response,
 )  # fmt: skip
 def get_samples(request: Request, who: Visitor, run_id: RunId) -> Response:
     here = site(request)
@@ -214,10 +208,7 @@ def get_samples(request: Request, who: Visitor, run_id: RunId) -> Response:
 )  # fmt: skip
 def compare_runs(
     request: Request,
-    r: Annotated[
-        list[Id],
-        Query(min_length=2, max_length=MOST_COMPARED, description="Ids, each once."),
-    ],
+    r: Annotated[list[Id], Query(min_length=2, max_length=MOST_COMPARED, description="Ids, each once.")],
 ) -> Response:
     here = site(request)
     if len(set(r)) < len(r):
@@ -274,7 +265,7 @@ def changed(request: Request, run_id: str) -> Changed:
 
 def checks(record: Record, received_us: int | None = None) -> list[Check]:
     """As the run's page tells them. `received_us`: when the site got it; None: now."""
-    return [Check(name=c.name, level=c.level, text=c.text) for c in audit.checks(record, received_us=received_us)]
+    return [Check.model_validate(one) for one in audit.checks(record, received_us=received_us)]
 
 
 def state(text: str) -> State:

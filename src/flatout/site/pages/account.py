@@ -34,16 +34,9 @@ def account(request: Request) -> Response:
 @router.post("/account/sign-in")
 def sign_in(request: Request, form: Form) -> Response:
     """Opens a session for the token's account. Raises TooMany."""
-    here, asking = site(request), address(request.scope)
-    here.throttle.full("failed", asking)
-    with here.database.read() as conn:
-        who = accounts.whose(conn, form.get("token", "").strip())
+    who = site(request).whose(form.get("token", "").strip(), address(request.scope))
     if who is None:
-        here.throttle.check("failed", asking)
         return _door(request, {"token": WRONG})
-    if accounts.stale_use(who):
-        with here.database.write() as conn:
-            accounts.used(conn, who)
     enter(request, who)
     return see_other("/account")
 
