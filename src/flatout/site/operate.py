@@ -50,7 +50,7 @@ def token_add(settings: Settings, name: str, scopes: Sequence[str], label: str, 
 def token_list(settings: Settings) -> list[dict[str, str | int | None]]:
     """Every token in words, without its text: number, name, how it begins, scopes, label, days, state."""
     with database(settings) as opened, opened.read() as conn:
-        found = accounts.all_tokens(conn)
+        tokens = accounts.all_tokens(conn)
     return [
         {
             "id": token.id,
@@ -63,7 +63,7 @@ def token_list(settings: Settings) -> list[dict[str, str | int | None]]:
             "ends": _day(token.expires_us),
             "state": "works" if token.works else "revoked" if token.revoked_us is not None else "over",
         }
-        for name, token in found
+        for name, token in tokens
     ]
 
 

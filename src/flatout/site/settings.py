@@ -12,7 +12,7 @@ import secrets
 import socket
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlsplit
@@ -161,26 +161,15 @@ def make(typed: Mapping[str, Any]) -> Settings:
     results = chosen.results
     if results is None and not chosen.public and is_loopback(chosen.host):
         results = Path("results")
+    as_typed = {field.name for field in fields(Settings)} - {"base_url", "secret_file"}
     return Settings(
-        data_dir=data,
-        database_url=_database(chosen, data),
-        files_url=chosen.files or str(data / "files"),
-        secret=secret,
-        secret_file=secret_file,
-        base_url=_base_url(chosen.base_url, chosen.host, chosen.port),
+        data_dir=data, database_url=_database(chosen, data), files_url=chosen.files or str(data / "files"),
+        secret=secret, secret_file=secret_file, base_url=_base_url(chosen.base_url, chosen.host, chosen.port),
         results_dir=None if results is None or str(results) == "none" else results.resolve(),
-        max_body_bytes=chosen.max_body_mb * MEGABYTE,
-        max_record_bytes=chosen.max_record_mb * MEGABYTE,
+        max_body_bytes=chosen.max_body_mb * MEGABYTE, max_record_bytes=chosen.max_record_mb * MEGABYTE,
         max_samples_bytes=chosen.max_samples_mb * MEGABYTE,
-        **chosen.model_dump(include=set(_SAME)),
-    )
-
-
-_SAME: Final = (
-    "host", "port", "title", "public", "debug", "registration", "moderation", "publish_per_hour", "requests_per_minute",
-    "comparisons_per_minute", "proxies",
-)  # fmt: skip
-"""Settings that the site uses as they are typed."""
+        **chosen.model_dump(include=as_typed),
+    )  # fmt: skip
 
 
 def gathered(typed: Mapping[str, Any]) -> Typed:

@@ -19,8 +19,9 @@ router = APIRouter(tags=["boards"])
 @router.get("/boards", summary="The boards that rank something", responses=errors())
 def all_boards(request: Request) -> Boards:
     with site(request).database.read() as conn:
-        found = boards.all_boards(conn)
-    return Boards(boards=[BoardCount(**_about(i.board).model_dump(), configurations=i.configurations) for i in found])
+        ranked = boards.all_boards(conn)
+    counts = [BoardCount(**_about(one.board).model_dump(), configurations=one.configurations) for one in ranked]
+    return Boards(boards=counts)
 
 
 @router.get(

@@ -319,12 +319,12 @@ async def _parts(request: Request) -> Sent:
 
 async def _part(form: FormData, name: str, limit: int) -> tuple[bytes, str] | None:
     """(content, type) of the one part of that name. The file's name is never looked at."""
-    found = form.getlist(name)
-    if not found:
+    parts = form.getlist(name)
+    if not parts:
         return None
-    if len(found) > 1:
+    if len(parts) > 1:
         raise Refused(name, "this part is there more than once")
-    part = found[0]
+    part = parts[0]
     if not isinstance(part, UploadFile):
         return part.encode("utf-8", "surrogatepass"), ""
     content = await part.read(limit + 1)

@@ -101,13 +101,11 @@ def _board_body(
 def grid(kind: Kind, known: Sequence[BoardInfo]) -> Grid:
     """The boards of a kind as a table; where there are too many, those that rank most configurations."""
     mine = [info for info in known if info.board.kind == kind]
-    weight: dict[int, int] = {}
-    across: dict[int, int] = {}
+    down, across = Counter[int](), Counter[int]()
     for info in mine:
-        weight[info.board.context_tokens] = weight.get(info.board.context_tokens, 0) + info.configurations
-        across[info.board.n] = across.get(info.board.n, 0) + info.configurations
-    contexts = sorted(sorted(weight, key=lambda c: (-weight[c], c))[:MOST_SHOWN])
-    columns = sorted(sorted(across, key=lambda n: (-across[n], n))[:MOST_SHOWN])
+        down[info.board.context_tokens] += info.configurations
+        across[info.board.n] += info.configurations
+    contexts, columns = (sorted(sorted(n, key=lambda k: (-n[k], k))[:MOST_SHOWN]) for n in (down, across))
     by = {(info.board.context_tokens, info.board.n): info for info in mine}
     rows = [(context, [by.get((context, n)) for n in columns]) for context in contexts]
     others = [i for i in mine if i.board.context_tokens not in contexts or i.board.n not in columns]
@@ -116,19 +114,14 @@ def grid(kind: Kind, known: Sequence[BoardInfo]) -> Grid:
 
 def _common(known: Sequence[BoardInfo]) -> list[BoardInfo]:
     """Of each kind the board that ranks most: the first to look at."""
-    made = []
-    for kind in boards.KINDS:
-        mine = [info for info in known if info.board.kind == kind]
-        if mine:
-            made.append(max(mine, key=lambda info: (info.configurations, -info.board.context_tokens)))
-    return made
+    kinds = [[info for info in known if info.board.kind == kind] for kind in boards.KINDS]
+    return [max(k, key=lambda info: (info.configurations, -info.board.context_tokens)) for k in kinds if k]
 
 
 def _beside(one: Board, other: Board) -> bool:
     """Of the same kind, and at the same context or the same number: a step to the side."""
-    if one.kind != other.kind or one == other:
-        return False
-    return one.n == other.n or one.context_tokens == other.context_tokens
+    near = one.n == other.n or one.context_tokens == other.context_tokens
+    return near and one.kind == other.kind and one != other
 
 
 # --- models, hardware, engines ----------------------------------------------------------------------------------------
