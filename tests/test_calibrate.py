@@ -26,6 +26,7 @@ from flatout.load.samples import Samples, from_rows
 from flatout.rig import RigConfig, RigHandle, Truth, running
 from flatout.rig.truth import BLOCKED, SENT, Log, Record
 from flatout.show import calibration as show
+from flatout.show import document
 
 MS = 1_000_000
 SMALL = Scene("4 × 50", "scale", 4, 50.0, lean=True, answers_s=0.4)
@@ -276,7 +277,7 @@ def test_a_calibration_is_made_kept_and_found_again(monkeypatch: pytest.MonkeyPa
     assert store.load_latest() == made
     kept = list((cache / "flatout").iterdir())
     assert len(kept) == 1 and store.__version__ in kept[0].name
-    assert "4 × 50" in show.plain(made)
+    assert "4 × 50" in document.text(show.document(made))
 
 
 def test_time_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +350,7 @@ def test_errors_are_signed_and_missing_ones_are_none() -> None:
 @pytest.mark.parametrize("width", [60, 100, 160])
 def test_the_table_holds_truth_and_error_and_fits(width: int) -> None:
     made = calibration(points=[point(), point(name="a", attempts=2, trusted=False, held_by="client", reason="x")])
-    text = show.plain(made, width)
+    text = document.text(show.document(made), width)
     assert max(map(len, text.splitlines())) <= width
     for part in ("+0.01 %", "+0.020 ms", "2.9 µs", "not right", "(2nd go)", "60,000 events/s", "1,024 streams"):
         assert part in text
@@ -358,7 +359,7 @@ def test_the_table_holds_truth_and_error_and_fits(width: int) -> None:
 
 def test_markdown_is_a_table_in_which_nothing_acts() -> None:
     machine = MachineKey(cpu="<b>@x|y", cores=2, kernel="k", architecture="a", python="3")
-    text = show.markdown(calibration(machine=machine, notes=["a|b <script>"]))
+    text = document.markdown(show.document(calibration(machine=machine, notes=["a|b <script>"])))
     rows = [row for row in text.splitlines() if row.startswith("|")]
     assert len(rows) == 3 and len({row.count("|") - row.count("\\|") for row in rows}) == 1
     assert "<script>" not in text and "<b>" not in text

@@ -21,10 +21,10 @@ from flatout.flags import Status
 from flatout.measure.interval import rate_interval
 from flatout.record import Cell, Flag, Rate, Record, dump
 from flatout.show import comparison as show
+from flatout.show import document
 from flatout.show.page import compared as page
 from tests import records
-from tests.test_show_markdown import tables
-from tests.test_show_table import HOSTILE, hostile
+from tests.hostile import HOSTILE, hostile, tables
 
 K = 1024
 
@@ -61,7 +61,7 @@ def test_a_record_against_itself_shows_nothing() -> None:
     pair = made.pairs[0]
     assert set(verdicts(made).values()) == {Verdict.SAME}
     assert pair.mean_ratio is not None and pair.mean_ratio.value == 1.0 and not pair.differences and not pair.only_a
-    assert show.EQUAL in show.text(made, 110)
+    assert show.EQUAL in document.text(show.document(made), 110)
 
 
 def test_differences_are_found_and_counted() -> None:
@@ -69,9 +69,9 @@ def test_differences_are_found_and_counted() -> None:
     made = compare([page, scaled(scaled(page, 0.95, "d/8192/1"), 1.04, "d/8192/4", "d/131072/8")])
     seen = {name: v for name, v in verdicts(made).items() if v != Verdict.SAME}
     assert seen == {"8K × 1": "slower", "8K × 4": "faster", "128K × 8": "faster"}
-    text = show.text(made, 110)
+    text = document.text(show.document(made), 110)
     assert "2 faster, 1 slower" in text and "0.950" in text
-    rows = {row[0]: row for row in tables(show.markdown(made))[0]}
+    rows = {row[0]: row for row in tables(document.markdown(show.document(made)))[0]}
     assert rows["8K × 1"][1:6] == ["454.2 ±0.4 %", "431.5 ±0.4 %", "0.950", "0.945–0.955", "slower"]
 
 
@@ -127,17 +127,17 @@ def test_doubtful_cells_are_never_called_different_without_saying_so() -> None:
     assert pair.cells[0].doubts == ("B contaminated",)
     assert pair.count(Verdict.SLOWER) == 0 and pair.count(Verdict.SLOWER, doubtful=True) == 1
     assert pair.mean_ratio is None
-    for text in (show.text(made, 120), show.markdown(made)):
+    for text in (document.text(show.document(made), 120), document.markdown(show.document(made))):
         assert "slower, doubtful: B contaminated" in text
         assert "1 doubtful (1 slower)" in text
-    told = " ".join(show.outcomes(check(made, fail_if("total_tok_s < -3%"))).split())
+    told = " ".join(document.text(show.outcome_items(check(made, fail_if("total_tok_s < -3%"))), 100).split())
     assert "FAILED" in told and "doubtful: B contaminated" in told
 
 
 def test_flags_that_explain_stand_beside_a_difference() -> None:
     both = two(100.0, 80.0)
     both[1].cells[0].flags = [Flag(name=FlagName.THROTTLED, detail="power")]
-    assert "slower (B throttled)" in show.text(compare(both), 120)
+    assert "slower (B throttled)" in document.text(show.document(compare(both)), 120)
 
 
 def test_what_differs_is_named() -> None:
@@ -159,7 +159,7 @@ def test_what_differs_is_named() -> None:
     assert found[("launch command", "options")] == ("--tp 1", "--tp 2")  # paths, ports and keys do not count
     assert found[("hardware", "gpu")] == ("H200 NVL", "H100")
     assert {"model", "prompts", "suite", "room"} < {what for what, _ in found}
-    text = show.text(compare([a, b]), 110)
+    text = document.text(show.document(compare([a, b])), 110)
     assert "NOT EQUAL: hardware, version, model, launch command, prompts, suite, room" in text.replace("\n", " ")
 
 
@@ -170,7 +170,7 @@ def test_what_is_not_known_is_not_called_equal() -> None:
     pair = compare([a, b]).pairs[0]
     assert any("server's machine is not known" in u for u in pair.unknown)
     assert any("commit is known on one side only" in u for u in pair.unknown)
-    assert show.EQUAL not in show.text(compare([a, b]), 110)
+    assert show.EQUAL not in document.text(show.document(compare([a, b])), 110)
 
 
 def test_statuses_that_changed_and_cells_of_one_side() -> None:
@@ -181,7 +181,7 @@ def test_statuses_that_changed_and_cells_of_one_side() -> None:
     pair = compare([a, b]).pairs[0]
     assert [(c.a_status, c.b_status) for c in pair.cells if c.changed] == [(("valid",), ("failed",))]
     assert [k.concurrency for k in pair.only_a] == [2] and [k.concurrency for k in pair.only_b] == [4]
-    text = show.text(compare([a, b]), 110)
+    text = document.text(show.document(compare([a, b])), 110)
     assert "8K × 1: valid → failed" in text and "Only in A" in text and "B: failed" in text
 
 
@@ -196,7 +196,7 @@ def test_repeats_are_pooled_by_configuration() -> None:
     assert speed is not None and speed.a is not None and speed.ratio is not None
     assert speed.a.runs == (100.0, 101.0, 99.0) and speed.verdict == Verdict.FASTER
     assert speed.ratio.value == pytest.approx((110.0 * 111.5 * 109.0 / (100.0 * 101.0 * 99.0)) ** (1 / 3))
-    assert "3 runs" in show.text(made, 110)
+    assert "3 runs" in document.text(show.document(made), 110)
 
 
 def test_a_spread_between_runs_wins_over_narrow_windows() -> None:
@@ -254,7 +254,7 @@ def test_ten_thousand_cells_take_bounded_time() -> None:
     start = time.monotonic()
     made = compare([records.record(cells), scaled(records.record(cells), 1.05)])
     assert set(verdicts(made).values()) == {Verdict.FASTER}
-    show.markdown(made)
+    document.markdown(show.document(made))
     assert time.monotonic() - start < 60
 
 
@@ -361,22 +361,22 @@ def test_odd_intervals() -> None:
 def test_hostile_records_are_compared_and_shown_harmlessly(one: str, other: str, width: int) -> None:
     made = compare([hostile(one), hostile(other)], names=["<script>\x1b[31m", "b\n\nb"])
     outcomes = check(made, fail_if("total_tok_s < -3%; itl_ms.p99 > 5; ttft_ms > +1; completed < 3; energy_j > +5%"))
-    text = show.text(made, width, every=True)
+    text = document.text(show.document(made, every=True), width)
     assert all(c.isprintable() or c == "\n" for c in text)
     json.dumps(show.data(made, outcomes), allow_nan=False)
-    assert "<script" not in show.markdown(made, every=True)
-    assert all(c.isprintable() or c == "\n" for c in show.outcomes(outcomes, width))
-    assert "<script" not in show.outcomes_markdown(outcomes)
+    assert "<script" not in document.markdown(show.document(made, every=True))
+    assert all(c.isprintable() or c == "\n" for c in document.text(show.outcome_items(outcomes), width))
+    assert "<script" not in document.markdown(show.outcome_items(outcomes))
     from rich.cells import cell_len
 
-    assert max(cell_len(line) for line in text.splitlines()) <= max(width, show.NARROWEST)
+    assert max(cell_len(line) for line in text.splitlines()) <= max(width, document.NARROWEST)
 
 
 def test_every_kind_of_cell_against_the_seed_page() -> None:
     made = compare([records.every_kind(), records.seed_page()])
     assert made.pairs[0].only_b and "interrupted" in " ".join(made.notes)
-    show.text(made, 80, every=True)
-    show.markdown(made, every=True)
+    document.text(show.document(made, every=True), 80)
+    document.markdown(show.document(made, every=True))
 
 
 def test_each_later_side_is_told_by_its_own_letter() -> None:
@@ -388,10 +388,13 @@ def test_each_later_side_is_told_by_its_own_letter() -> None:
     made = compare([base, faster, partial], sides=[0, 1, 2])
     assert [pair.letter for pair in made.pairs] == ["B", "C"]
     found = check(made, fail_if("total_tok_s < -3%"))
-    told = [show.text(made).split("C against A")[1], show.markdown(made).split("**C against A**")[1]]
+    told = [
+        document.text(show.document(made)).split("C against A")[1],
+        document.markdown(show.document(made)).split("**C against A**")[1],
+    ]
     told = [text.split("B / A is the ratio")[0] for text in told]
     assert all("C: " in text and "B: " not in text and "B / A" not in text for text in told)
-    assert "on side C" in show.outcomes(found) and show.data(made)["pairs"][1]["letter"] == "C"
+    assert "on side C" in document.text(show.outcome_items(found)) and show.data(made)["pairs"][1]["letter"] == "C"
 
 
 # --- at the ends of all floats --------------------------------------------------------------------------------------
@@ -436,8 +439,8 @@ def test_no_number_is_too_large_or_too_small_for_a_ratio(a: list[Estimate], b: l
 @example([(1e308, 1e308), (1e-308, 1e-308)])
 def test_records_with_any_positive_rates_are_compared_and_shown(rates: list[tuple[float, float]]) -> None:
     made = compare([extreme(number, *pair) for number, pair in enumerate(rates)])
-    show.text(made, 100, every=True)
-    show.markdown(made, every=True)
+    document.text(show.document(made, every=True), 100)
+    document.markdown(show.document(made, every=True))
     json.dumps(show.data(made, check(made, fail_if("total_tok_s < -3%; itl_ms.p99 > 5"))), allow_nan=False)
     assert page.fragment(made).body
 

@@ -26,8 +26,7 @@ from flatout.show.exports import csv as csv_export
 from flatout.show.rows import COLUMNS, json_text, rows
 from flatout.show.safe import clean
 from tests import limit_models, records
-from tests.test_show_markdown import tables
-from tests.test_show_table import HOSTILE, hostile
+from tests.hostile import HOSTILE, hostile, tables
 
 NAMES = [column.name for column in COLUMNS]
 FIGURES = NAMES[NAMES.index("total_tok_s") : NAMES.index("cell_started")]

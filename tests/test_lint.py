@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +22,10 @@ from flatout.flags import Status
 from flatout.lint import Finding, LintError, lint, read, read_table
 from flatout.lint.table import NAMES, number, parse_table
 from flatout.record import Cell, Flag, Record, RecordError, Tokens, dump
-from flatout.show import comparison, summary
+from flatout.show import comparison, document, summary
 from flatout.show import findings as show
 from tests import records
-from tests.test_show_markdown import tables
-from tests.test_show_table import HOSTILE, hostile
+from tests.hostile import HOSTILE, hostile
 
 K = 1024
 CONTAMINATED = {
@@ -121,12 +121,12 @@ def test_the_page_as_csv_says_the_same() -> None:
 
 def test_seed_findings_as_text_and_markdown() -> None:
     found = seed()
-    text = show.text(found, 100)
+    text = document.text(show.document(found), 100)
     assert all(len(line) <= 100 for line in text.splitlines())
     assert text.splitlines()[-1] == show.sentence(found) == "12 errors, 32 warnings and 8 notes in 31 cells"
-    first = tables(show.markdown(found))[0]
-    assert first[0] == ["cell", "what"] and {row[0] for row in first[1:]} == CONTAMINATED
-    assert show.text([]) == show.CLEAN
+    first = document.markdown(show.document(found)).split("\n\n")[1]
+    assert set(re.findall(r"^- \*\*(.+?)\*\*:", first, re.MULTILINE)) - {"why", "do"} == CONTAMINATED
+    assert document.text(show.document([])) == show.CLEAN
     json.dumps(show.data(found))
 
 
@@ -374,7 +374,7 @@ def checked(data: bytes) -> None:
     except LintError as error:
         assert str(error)
         return
-    text = show.text(found, 60)
+    text = document.text(show.document(found), 60)
     assert all(c == "\n" or c.isprintable() for c in text)
 
 
@@ -382,10 +382,10 @@ def checked(data: bytes) -> None:
 @given(HOSTILE, st.integers(1, 120))
 def test_hostile_records_are_checked_and_shown_harmlessly(text: str, width: int) -> None:
     found = lint(hostile(text))
-    shown = show.text(found, width)
+    shown = document.text(show.document(found), width)
     assert all(c == "\n" or c.isprintable() for c in shown)
-    assert all(cell_len(line) <= max(width, show.NARROWEST) for line in shown.splitlines())
-    assert "<script" not in show.markdown(found)
+    assert all(cell_len(line) <= max(width, document.NARROWEST) for line in shown.splitlines())
+    assert "<script" not in document.markdown(show.document(found))
     json.dumps(show.data(found), allow_nan=False)
 
 
@@ -419,13 +419,13 @@ def broken_records(draw: st.DrawFn) -> Record:
 @given(broken_records(), broken_records())
 def test_broken_records_are_checked_compared_and_shown(one: Record, other: Record) -> None:
     found = lint(one, limits={"d/8192/1": 5.0})
-    show.markdown(found)
-    assert all(c == "\n" or c.isprintable() for c in show.text(found, 80))
+    document.markdown(show.document(found))
+    assert all(c == "\n" or c.isprintable() for c in document.text(show.document(found), 80))
     made = compare([one, other])
     outcomes = check(
         made, fail_if("completed > 3; total_tok_s < -3%; completed > +3; ttft_ms.mean > +1%; longest_gap_ms < -1")
     )
     json.dumps(comparison.data(made, outcomes), allow_nan=False)
-    comparison.text(made, 100, every=True)
-    comparison.markdown(made, every=True)
-    comparison.outcomes(outcomes)
+    document.text(comparison.document(made, every=True), 100)
+    document.markdown(comparison.document(made, every=True))
+    document.text(comparison.outcome_items(outcomes))

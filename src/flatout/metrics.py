@@ -295,7 +295,7 @@ METRICS: Final[tuple[Metric, ...]] = (
          at=_cells("self_check.lag_p99_ms"), digits="fine_ms", shown="export"),
     _one("client_cpu_share", "client's CPU", "", "The share of a core that flatout's reading process used.",
          at=_cells("self_check.cpu_share"), digits="share", shown="export"),
-    _one("energy_j", "energy, J", "J", "Energy of the accelerators in the window.", at=_cells("telemetry.energy_j"),
+    _one("energy_j", "energy", "J", "Energy of the accelerators in the window.", at=_cells("telemetry.energy_j"),
          digits="joule", shown="export"),
 )  # fmt: skip
 

@@ -190,14 +190,9 @@ def _signals(control: Control, restore: Callable[[], None]) -> Iterator[None]:
 
 
 def _print_tables(record: Record, path: Path, *, plain: bool, wide: bool) -> None:
-    from flatout.show import table
+    from flatout.show import document, result
 
-    if plain or not sys.stdout.isatty():
-        print(table.plain(record, path=path, wide=wide))
-        return
-    from rich.console import Console
-
-    table.render(record, Console(), path=path, wide=wide)
+    document.put(result.result(record, path=path, wide=wide), plain=plain)
 
 
 def show(path: Path, *, md: bool, as_json: bool, plain: bool, wide: bool) -> int:
@@ -210,9 +205,9 @@ def show(path: Path, *, md: bool, as_json: bool, plain: bool, wide: bool) -> int
 
         print(json.dumps(summary(record, found), indent=1))
     elif md:
-        from flatout.show import markdown
+        from flatout.show.exports import md as markdown
 
-        print(markdown.render(record))
+        print(markdown.write(record))
     else:
         _print_tables(record, found, plain=plain, wide=wide)
     return EXIT_OK
@@ -224,6 +219,7 @@ def calibrate(quick: bool, rig_cores: str | None, load_cores: str | None, form: 
     from flatout.cli.typed import cores_of
     from flatout.run.conduct import EXIT_DOUBT
     from flatout.show import calibration as shown
+    from flatout.show import document
 
     def listener(event: object) -> None:
         if type(event).__name__ == "Doing":
@@ -237,14 +233,8 @@ def calibrate(quick: bool, rig_cores: str | None, load_cores: str | None, form: 
     )
     if form == "json":
         print(made.model_dump_json(indent=1))
-    elif form == "md":
-        print(shown.markdown(made))
-    elif form == "plain" or not sys.stdout.isatty():
-        print(shown.plain(made))
     else:
-        from rich.console import Console
-
-        shown.render(made, Console())
+        document.put(shown.document(made), md=form == "md", plain=form == "plain", width=160)
     known = [point for point in made.points if point.kind in ("scale", "shape")]  # the others search for the limit
     return EXIT_OK if all(point.trusted for point in known) else EXIT_DOUBT
 
@@ -278,20 +268,15 @@ def dry_run(options: Options) -> int:
     from flatout.cli.typed import UseError
     from flatout.run.begin import connected, planned_cells
     from flatout.run.events import Control
-    from flatout.show.planned import text
+    from flatout.show import document, planned
 
     if options.launch:
         raise UseError("--dry-run asks a running server for its limits; start it first and give its URL")
     with connected(options, lambda _: None, Control()) as server:
         cells, limits, _ = planned_cells(server.target, options)
-        print(
-            text(
-                cells,
-                limits,
-                options.suite,
-                engine=server.target.adapter.name,
-                model=server.target.model,
-                budget=options.max_tokens_total,
-            )
-        )
+        plan = planned.document(
+            cells, limits, options.suite, engine=server.target.adapter.name, model=server.target.model,
+            budget=options.max_tokens_total,
+        )  # fmt: skip
+    document.put(plan)
     return EXIT_OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -153,21 +152,12 @@ def compare(
 
 def _print_comparison(comparison: Comparison, outcomes: list[Any], form: str, every: bool) -> None:
     from flatout.show import comparison as shown
+    from flatout.show import document
 
     if form == "json":
         print(json.dumps(shown.data(comparison, outcomes), indent=1))
         return
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 160))
-    if form == "md":
-        print(shown.markdown(comparison, every=every))
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        shown.render(comparison, Console(), every=every)
-    else:
-        print(shown.text(comparison, every=every))
-    if outcomes:
-        print(shown.outcomes_markdown(outcomes) if form == "md" else shown.outcomes(outcomes, width))
+    document.put(shown.document(comparison, outcomes, every=every), md=form == "md")
 
 
 def lint(
@@ -177,6 +167,7 @@ def lint(
     from flatout.lint import lint as linted
     from flatout.lint import read
     from flatout.record import Record
+    from flatout.show import document
     from flatout.show import findings as shown
 
     given = read(path)
@@ -187,14 +178,8 @@ def lint(
     found_list = linted(given, limits=limits)
     if form == "json":
         print(json.dumps(shown.data(found_list), indent=1))
-    elif form == "md":
-        print(shown.markdown(found_list))
-    elif sys.stdout.isatty():
-        from rich.console import Console
-
-        shown.render(found_list, Console())
     else:
-        print(shown.text(found_list))
+        document.put(shown.document(found_list), md=form == "md")
     return EXIT_FOUND if found_list else EXIT_OK
 
 
@@ -212,7 +197,7 @@ def limits(
 ) -> int:
     """`flatout limits`: what the hardware allows at most, and which share of it was reached."""
     from flatout.limits import limits_for, model_shape
-    from flatout.show import ceiling
+    from flatout.show import ceiling, document
     from flatout.suite import parse_concurrency, parse_contexts
 
     if model is None:
@@ -223,8 +208,7 @@ def limits(
     else:
         lengths = [c for c in parse_contexts(contexts) if isinstance(c, int)]
         found = limits_for(shape, _hardware(None, gpu, bandwidth, tflops), lengths, parse_concurrency(concurrency))
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 160))
-    print(ceiling.markdown(found) if md else ceiling.text(found, width))
+    document.put(ceiling.document(found), md=md)
     return EXIT_OK
 
 

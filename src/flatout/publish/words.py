@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from flatout.publish.preview import Preview, removed
 from flatout.record import Fact, Record
 from flatout.show import about, numbers
-from flatout.show.layout import HARD_SPACE
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 _LONGEST = 300
 

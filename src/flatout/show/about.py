@@ -9,8 +9,7 @@ from typing import Final
 from flatout.flags import MEASURED, SENTENCES, Flag, Status
 from flatout.record import Cell, Fact, Record
 from flatout.show import numbers
-from flatout.show.layout import HARD_SPACE
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 _WORDS: Final[Mapping[str, tuple[str, str]]] = {
     Status.NO_STEADY_STATE: ("not", "steady"),
@@ -177,11 +176,13 @@ def context(cell: Cell) -> str:
     return clean(cell.context, 12) or numbers.context(cell.context_tokens)
 
 
-def cell_name(cell: Cell) -> str:
+def place(phase: str, context: str, concurrency: int) -> str:
     """`8K × 4`, `prefill 8K`, `burst 8K × 4`."""
-    if cell.phase == "prefill":
-        return f"prefill {context(cell)}"
-    return ("burst " if cell.phase == "burst" else "") + f"{context(cell)} × {cell.concurrency}"
+    return f"prefill {context}" if phase == "prefill" else f"{'burst ' * (phase == 'burst')}{context} × {concurrency}"
+
+
+def cell_name(cell: Cell) -> str:
+    return place(cell.phase, context(cell), cell.concurrency)
 
 
 def cell_names(cells: Iterable[Cell]) -> str:

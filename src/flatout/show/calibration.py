@@ -1,58 +1,31 @@
-"""A calibration in the terminal, and as Markdown to paste: truth beside reading, with the error of each figure."""
+"""A calibration as a document: truth beside reading, with the error of each figure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from flatout.calibration import Calibration, Limit, Pair, Point
 from flatout.show import numbers
-from flatout.show.layout import Column, Line, box, grid, line, paragraph, text_of
-from flatout.show.markdown import escape
-from flatout.show.safe import clean, for_encoding
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from flatout.show.document import Cell, Column, Document, Heading, Item, Items, Paragraph, Table
+from flatout.show.safe import clean
 
 HEAD: Final = (
     "known speed", "events/s", "total tok/s", "error", "TTFT p50 ms", "error", "ITL p50 ms", "error", "ITL p99 ms",
     "error", "stamp p50", "stamp p99", "CPU/event", "",
 )  # fmt: skip
-TEXT_WIDEST: Final = 110
 
 
-def render(made: Calibration, console: Console) -> None:
-    """Prints the calibration in the console's width."""
-    from rich.text import Text
-
-    for content in document(made, max(20, console.width - 1)):
-        text = Text(no_wrap=True, end="")
-        for part, style in content:
-            text.append(for_encoding(part, console.encoding), style or None)
-        console.print(text, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def plain(made: Calibration, width: int = 160) -> str:
-    """The calibration as text without colours."""
-    return "\n".join(text_of(content).rstrip() for content in document(made, width))
-
-
-def document(made: Calibration, width: int) -> list[Line]:
-    """All lines, none wider than `width`."""
-    text_width = min(width, TEXT_WIDEST)
-    columns = [Column(align="left"), *(Column() for _ in HEAD[1:-1]), Column(align="left")]
-    rows = [[box((cell, _style(cell))) for cell in cells(point)] for point in made.points]
-    lines = [line((f"calibration {clean(made.name)}", "bold"))]
-    lines += [*paragraph(clean(machine(made), 500), text_width, style="dim"), ()]
-    lines += grid([box(name) for name in HEAD], rows, columns, width=width)
-    lines.append(())
-    lines += paragraph(EXPLAINED, text_width, style="dim")
-    lines.append(())
-    for sentence in summary(made):
-        lines += paragraph(clean(sentence, 500), text_width)
-    for note in made.notes:
-        lines += paragraph(clean(note, 500), text_width, first=line(("note  ", "yellow")))
-    return lines
+def document(made: Calibration) -> Document:
+    columns = [Column(name, "left" if i in (0, len(HEAD) - 1) else "right") for i, name in enumerate(HEAD)]
+    return [
+        Heading(f"flatout {made.version}, calibration {made.name}"),
+        Paragraph(machine(made), "dim"),
+        Table(columns, [[Cell(text, _style(text)) for text in cells(point)] for point in made.points]),
+        Paragraph(EXPLAINED, "dim"),
+        Items([Item(sentence) for sentence in summary(made)]),
+        *(Paragraph(note, term="note", term_style="yellow") for note in made.notes),
+    ]
 
 
 EXPLAINED: Final = (
@@ -60,22 +33,6 @@ EXPLAINED: Final = (
     "window, and when. "
     "Stamp: time stamp of an event minus the sender's clock just before it sent it. CPU: of the reading process."
 )
-
-
-def markdown(made: Calibration) -> str:
-    """The same as Markdown."""
-    head = f"| {' | '.join(name or '&nbsp;' for name in HEAD)} |"
-    rule = "|---|" + "---:|" * (len(HEAD) - 2) + "---|"
-    rows = [f"| {' | '.join(escape(cell) for cell in cells(point))} |" for point in made.points]
-    notes = [f"- {escape(note)}" for note in made.notes]
-    parts = [
-        f"**flatout {escape(made.version)}, calibration {escape(made.name)}**: {escape(machine(made))}",
-        "\n".join([head, rule, *rows]),
-        EXPLAINED,
-        "\n".join(f"- {escape(sentence)}" for sentence in summary(made)),
-        *(["\n".join(notes)] if notes else []),
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 def machine(made: Calibration) -> str:

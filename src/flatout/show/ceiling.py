@@ -1,4 +1,4 @@
-"""The hardware's limit beside what was reached: for the terminal, and as Markdown."""
+"""The hardware's limit beside what was reached, as a document."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Final
 
 from flatout.limits import CellReach, HardwareLimits, LimitReport, ModelShape
 from flatout.show import about, numbers
-from flatout.show.layout import Column, Line, box, grid, line, paragraph, text_of
-from flatout.show.markdown import escape
+from flatout.show.document import Cell, Column, Document, Heading, Item, Items, Paragraph, Table
 from flatout.show.safe import clean
 
 BINDING: Final = {"weights": "weights", "kv": "KV cache", "compute": "compute"}
@@ -97,49 +96,24 @@ def remarks(report: LimitReport) -> list[str]:
     for cell in report.cells:
         text = cell.note or (cell.reason if cell.reason != "not measured" else None)
         if text:
-            by_text.setdefault(clean(text, 300), []).append(_cell_name(cell))
+            by_text.setdefault(clean(text, 300), []).append(
+                about.place(cell.point.phase, _context(cell), cell.point.concurrency)
+            )
     return said + [f"{', '.join(cells)}: {text}." for text, cells in by_text.items()]
 
 
-def _cell_name(cell: CellReach) -> str:
-    if cell.point.phase == "prefill":
-        return f"prefill {_context(cell)}"
-    return ("burst " if cell.point.phase == "burst" else "") + f"{_context(cell)} × {cell.point.concurrency}"
-
-
-def lines(report: LimitReport, width: int = 100) -> list[Line]:
-    """For the terminal: model, hardware, a row for every cell, remarks. Styles: red above the limit."""
-    made: list[Line] = []
-    for text in head(report):
-        made += paragraph(text, width, indent=2)
-    names = ["phase", "context", "at once", *_names(report)]
-    rows = []
+def document(report: LimitReport) -> Document:
+    """Model, hardware, a row for every cell, remarks. What is above the limit is red."""
+    names = _names(report)
+    at = names.index("reached") if "reached" in names else -1
+    rows: list[list[Cell | str]] = []
     for cell, texts in _rows(report):
-        style = "red" if cell.share is not None and cell.share > 1 else ""
-        at = names.index("reached") if "reached" in names else -1
-        rows.append([box((text, style if i == at else "")) for i, text in enumerate(texts)])
-    columns = [Column("left" if name in ("phase", "binds") else "right") for name in names]
-    made += [line(), *grid([box((name, "dim")) for name in names], rows, columns, width=width, keys=3), line()]
-    for text in remarks(report):
-        made += paragraph(text, width, indent=2)
-    return made
-
-
-def text(report: LimitReport, width: int = 100) -> str:
-    """The same as plain text, each line ended."""
-    return "".join(text_of(one).rstrip() + "\n" for one in lines(report, width))
-
-
-def markdown(report: LimitReport) -> str:
-    """Tables that GitHub and forums show right; nothing from the record acts in them."""
-    model, hardware = head(report)
-    names = ["phase", "context", "at once", *_names(report)]
-    table = [names, ["---:" if name not in ("phase", "binds") else "---" for name in names]]
-    table += [[escape(value) for value in texts] for _, texts in _rows(report)]
-    parts = [
-        f"**Limit of the hardware**: {escape(hardware, 600)}",
-        escape(model, 600),
-        "\n".join("| " + " | ".join(row) + " |" for row in table),
-        "\n".join(f"- {escape(remark, 2000)}" for remark in remarks(report)),
+        above = cell.share is not None and cell.share > 1
+        rows.append([Cell(text, "red" if above and i == at + 3 else "") for i, text in enumerate(texts)])
+    columns = [
+        Column(n, "left" if n in ("phase", "binds") else "right") for n in ("phase", "context", "at once", *names)
     ]
-    return "\n\n".join(part for part in parts if part)
+    model, hardware = head(report)
+    table = Table(columns, rows, keys=3)
+    said = Items([Item(remark) for remark in remarks(report)])
+    return [Heading("Limit of the hardware"), Paragraph(hardware), Paragraph(model), table, said]

@@ -1,12 +1,12 @@
-"""A comparison in the terminal, as plain text and as Markdown: what differs, and each cell's ratio and verdict."""
+"""A comparison as a document: what differs, and each cell's ratio and verdict; and as data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
+from flatout import metrics
 from flatout.compare import (
     CellPair,
     Compared,
@@ -21,26 +21,15 @@ from flatout.compare import (
     Verdict,
     letter_of,
 )
+from flatout.metrics import BY_NAME
 from flatout.show import about, numbers
-from flatout.show.layout import Box, Column, Line, box, grid, line, paragraph, text_of
-from flatout.show.markdown import escape
-from flatout.show.safe import clean, for_encoding
+from flatout.show.document import Block, Cell, Column, Document, Heading, Item, Items, Paragraph, Table
+from flatout.show.safe import clean
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-NARROWEST: Final = 20
-TEXT_WIDEST: Final = 110
-NAMES: Final = {
-    "total_tok_s": "total tok/s",
-    "prefill_tok_s": "prefill tok/s",
-    "end_to_end_tok_s": "end-to-end tok/s",
-    "per_request_tok_s": "per-request tok/s",
-    "ttft_ms": "TTFT p50",
-    "itl_ms": "ITL p50",
-}
+NAMES: Final = {metric.key: metric.label for metric in metrics.METRICS if metric.judged}
 _STYLES: Final = {Verdict.FASTER: "green", Verdict.SLOWER: "red", Verdict.SAME: "", Verdict.UNKNOWN: "dim"}
 _MOST_NAMED: Final = 30
+Rows = Sequence[tuple[CellPair, Compared]]
 _UNCHECKED: Final = "no cell has this figure and matches: nothing was checked"
 EQUAL: Final = "Same hardware, engine, version, model, prompts and suite, as far as the records tell."
 METHOD: Final = (
@@ -50,53 +39,12 @@ METHOD: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Rows of one figure, or of the cells' speeds."""
-
-    title: str
-    rows: tuple[tuple[CellPair, Compared], ...]
-    left_out: str | None = None
-
-
-def render(comparison: Comparison, console: Console, *, every: bool = False) -> None:
-    """Prints the comparison in the console's width, in colour where it has any."""
-    from rich.text import Text
-
-    for content in document(comparison, max(NARROWEST, console.width - 1), every=every):
-        made = Text(no_wrap=True, end="")
-        for part, style in content:
-            made.append(for_encoding(part, console.encoding), style or None)
-        console.print(made, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def text(comparison: Comparison, width: int = 100, *, every: bool = False) -> str:
-    """The comparison as text without colours or controls, no line wider than `width` (at least 20).
-
-    `every`: also the rows of the other figures where nothing was seen."""
-    lines = document(comparison, max(NARROWEST, width), every=every)
-    return "\n".join(text_of(content).rstrip() for content in lines)
-
-
-def document(comparison: Comparison, width: int, *, every: bool = False) -> list[Line]:
-    """All lines, none wider than `width`."""
-    wide = min(width, TEXT_WIDEST)
-    lines = _sides(comparison, wide)
-    for pair in comparison.pairs:
-        lines += [(), *_pair(pair, width, every=every)]
-    lines.append(())
-    lines += paragraph(METHOD, wide, style="dim")
-    for note in comparison.notes:
-        lines += paragraph(clean(note, 1000), wide, first=line(("note  ", "yellow")))
-    return lines
-
-
-def _sides(comparison: Comparison, width: int) -> list[Line]:
-    lines: list[Line] = []
-    for number, side in enumerate(comparison.sides):
-        lines += paragraph(side_text(side), width, first=line((f"{letter_of(number)}  ", "bold")))
-        lines += paragraph(clean(side.name, 300), width, first=line("   "), style="dim")
-    return lines
+def document(comparison: Comparison, outcomes: Sequence[Outcome] = (), *, every: bool = False) -> Document:
+    """`every`: also the rows of the other figures where nothing was seen. `outcomes`: what `--fail-if` found."""
+    sides = [Item(side_text(s), letter_of(i), details=[s.name]) for i, s in enumerate(comparison.sides)]
+    pairs = [block for pair in comparison.pairs for block in _pair(pair, every=every)]
+    notes = [Paragraph(note, term="note", term_style="yellow") for note in comparison.notes]
+    return [Items(sides), *pairs, Paragraph(METHOD, "dim", apart=True), *notes, *outcome_items(outcomes)]
 
 
 def side_text(side: Side) -> str:
@@ -106,22 +54,16 @@ def side_text(side: Side) -> str:
     return f"{about.title(first)} · {about.subtitle(first)}{many}"
 
 
-def _pair(pair: Pair, width: int, *, every: bool) -> list[Line]:
+def _pair(pair: Pair, *, every: bool) -> Document:
     letter = pair.letter
-    wide = min(width, TEXT_WIDEST)
-    lines = paragraph(f"{letter} against A: {sentence(pair)}", wide, style="bold")
-    lines += _banner(pair, letter, wide)
-    for table in tables(pair, every=every):
-        lines += [(), *paragraph(table.title, wide, style="bold")]
-        if table.rows:
-            lines += _grid(table, letter, width)
-        if table.left_out:
-            lines += paragraph(table.left_out, wide, style="dim")
+    blocks: list[Block] = [Heading(f"{letter} against A"), Paragraph(sentence(pair)), *_banner(pair)]
+    for title, rows, left_out in tables(pair, every=every):
+        blocks.append(Heading(title))
+        blocks += [Table(_columns(letter), [_row(cell, compared) for cell, compared in rows])] if rows else []
+        blocks += [Paragraph(left_out, "dim")] if left_out else []
     for title, texts in _lists(pair, letter):
-        lines += [(), *paragraph(title, wide, style="bold")]
-        for said in texts:
-            lines += paragraph(said, wide, first=line("  "))
-    return lines
+        blocks += [Heading(title), Items([Item(text) for text in texts])]
+    return blocks
 
 
 def sentence(pair: Pair) -> str:
@@ -148,45 +90,39 @@ def _cells(count: int) -> str:
     return f"{count} cell" if count == 1 else f"{count} cells"
 
 
-def _banner(pair: Pair, letter: str, width: int) -> list[Line]:
+def _banner(pair: Pair) -> Document:
     if not pair.differences and not pair.unknown:
-        return paragraph(EQUAL, width, style="dim")
-    lines: list[Line] = []
-    if pair.differences:
-        groups = ", ".join(dict.fromkeys(d.what for d in pair.differences))
-        lines += paragraph(f"NOT EQUAL: {groups}", width, style="bold yellow")
-        for told in _told(pair.differences, letter):
-            lines += paragraph(told, width, first=line("  "), indent=4)
-    for unknown in pair.unknown:
-        lines += paragraph(
-            f"not known to be equal: {clean(unknown, 300)}", width, first=line("  "), indent=4, style="dim"
-        )
-    return lines
+        return [Paragraph(EQUAL, "dim")]
+    groups = ", ".join(dict.fromkeys(d.what for d in pair.differences))
+    items = [Item(_told(d, pair.letter)) for d in pair.differences]
+    items += [Item(f"not known to be equal: {unknown}") for unknown in pair.unknown]
+    title = f"NOT EQUAL: {groups}" if groups else "Not known to be equal"
+    return [Heading(title, style="bold yellow"), Items(items)]
 
 
-def _told(differences: Iterable[Difference], letter: str) -> list[str]:
-    return [
-        f"{d.what}{'' if d.name in (d.what, 'options') else f', {clean(d.name, 60)}'}: "
-        f"A {clean(d.a, 400)} | {letter} {clean(d.b, 400)}"
-        for d in differences
-    ]
+def _told(difference: Difference, letter: str) -> str:
+    d = difference
+    name = "" if d.name in (d.what, "options") else f", {clean(d.name, 60)}"
+    return f"{d.what}{name}: A {clean(d.a, 400)} | {letter} {clean(d.b, 400)}"
 
 
-def tables(pair: Pair, *, every: bool = False) -> list[_Table]:
-    """The cells' speeds in full; of the other figures the rows where something was seen, and how many were left out."""
-    made = []
+def tables(pair: Pair, *, every: bool = False) -> list[tuple[str, Rows, str | None]]:
+    """(title, rows, how many were left out): the cells' speeds in full, of the other figures the rows where something
+    was seen."""
+    found: list[tuple[str, Rows, str | None]] = []
     cells = [c for c in pair.cells if c.measured]
-    for phase, title in (("decode", "Decode"), ("prefill", "Prefill"), ("burst", "Burst")):
-        rows = tuple((c, c.speed) for c in cells if c.key.phase == phase and c.speed is not None)
+    for phase in ("decode", "prefill", "burst"):
+        rows = [(c, c.speed) for c in cells if c.key.phase == phase and c.speed is not None]
         if rows:
-            name = NAMES[rows[0][1].figure]
-            made.append(_Table(name.capitalize() if name.startswith(phase) else f"{title}: {name}", rows))
-    for name in ("per_request_tok_s", "ttft_ms", "itl_ms"):
-        rows = tuple((c, c.figures[name]) for c in cells if name in c.figures)
+            name = BY_NAME[rows[0][1].figure].label
+            found.append((name.capitalize() if name.startswith(phase) else f"{phase.capitalize()}: {name}", rows, None))
+    speeds = {metric.key for metric in metrics.SPEED.values()}
+    for metric in (metric for metric in metrics.METRICS if metric.judged and metric.key not in speeds):
+        rows = [(c, c.figures[metric.key]) for c in cells if metric.key in c.figures]
         if rows:
-            seen = rows if every else tuple(r for r in rows if r[1].verdict in (Verdict.FASTER, Verdict.SLOWER))
-            made.append(_Table(NAMES[name], seen, None if every else _left_out([c for _, c in rows])))
-    return made
+            seen = rows if every else [r for r in rows if r[1].verdict in (Verdict.FASTER, Verdict.SLOWER)]
+            found.append((metric.label, seen, None if every else _left_out([c for _, c in rows])))
+    return found
 
 
 def _left_out(rows: Sequence[Compared]) -> str | None:
@@ -201,10 +137,7 @@ def _left_out(rows: Sequence[Compared]) -> str | None:
 
 def cell_name(key: Key) -> str:
     """`8K × 4`, `prefill 8K`, `burst 8K × 4`, as elsewhere."""
-    label = clean(key.context, 12) or numbers.context(key.tokens)
-    if key.phase == "prefill":
-        return f"prefill {label}"
-    return ("burst " if key.phase == "burst" else "") + f"{label} × {key.concurrency}"
+    return about.place(key.phase, clean(key.context, 12) or numbers.context(key.tokens), key.concurrency)
 
 
 def _value(figure: str, value: Value | None) -> str:
@@ -219,15 +152,9 @@ def _value(figure: str, value: Value | None) -> str:
 
 
 def amount(figure: str, value: float | None) -> str:
-    """A figure's value as elsewhere, by the unit in its name."""
-    name = figure.split(".")[0]
-    if name.endswith("_tok_s"):
-        return numbers.rate(value)
-    if name.endswith("_ms"):
-        return numbers.ms(value, fine=name in ("itl_ms", "tpot_ms"))
-    if value is None or not math.isfinite(value):
-        return numbers.NONE
-    return numbers.seconds(value) if name.endswith("_s") else f"{value:,.6g}"
+    """A figure's value as elsewhere."""
+    metric = BY_NAME.get(figure)
+    return numbers.figure(metric, value) if metric is not None else numbers.NONE
 
 
 def _ratio(value: float | None) -> str:
@@ -264,29 +191,17 @@ def _verdict(cell: CellPair, made: Compared) -> str:
     return told
 
 
-def _row(cell: CellPair, made: Compared) -> tuple[str, ...]:
-    return (
-        cell_name(cell.key), _value(made.figure, made.a), _value(made.figure, made.b),
-        _ratio(made.ratio.value if made.ratio is not None else None), _interval(made), _verdict(cell, made),
-        _least(made),
-    )  # fmt: skip
+def _row(cell: CellPair, made: Compared) -> list[Cell | str]:
+    return [
+        Cell(cell_name(cell.key), "bold"), _value(made.figure, made.a), _value(made.figure, made.b),
+        _ratio(made.ratio.value if made.ratio is not None else None), _interval(made),
+        Cell(_verdict(cell, made), "yellow" if cell.doubts else _STYLES[made.verdict]), Cell(_least(made), "dim"),
+    ]  # fmt: skip
 
 
-def _head(letter: str) -> list[str]:
-    return ["cell", "A", letter, f"{letter} / A", "95 % interval", "verdict", "could show"]
-
-
-def _grid(table: _Table, letter: str, width: int) -> list[Line]:
-    head = [box((name, "dim")) for name in _head(letter)]
-    rows: list[list[Box]] = []
-    for cell, made in table.rows:
-        shown = _row(cell, made)
-        style = "yellow" if cell.doubts else _STYLES[made.verdict]
-        # a long verdict goes on below: the table stays as wide as its numbers
-        folded = tuple(line((text_of(part), style)) for part in paragraph(shown[5], min(34, max(8, width - 4))))
-        rows.append([box((shown[0], "bold")), *(box(part) for part in shown[1:5]), folded, box((shown[6], "dim"))])
-    columns = [Column(), Column(), Column(), Column(), Column(), Column("left"), Column()]
-    return grid(head, rows, columns, width=width)
+def _columns(letter: str) -> list[Column]:
+    names = ("cell", "A", letter, f"{letter} / A", "95 % interval", "verdict", "could show")
+    return [Column(name, "left" if name == "verdict" else "right", folds=name == "verdict") for name in names]
 
 
 def _lists(pair: Pair, letter: str) -> list[tuple[str, list[str]]]:
@@ -309,77 +224,20 @@ def _statuses(found: Sequence[str]) -> str:
     return ", ".join(dict.fromkeys(map(about.status_word, found)))
 
 
-def markdown(comparison: Comparison, *, every: bool = False) -> str:
-    """The comparison as Markdown that GitHub and forums show right."""
-    parts = ["\n".join(f"- **{letter_of(i)}**: {escape(side_text(s))}" for i, s in enumerate(comparison.sides))]
-    for pair in comparison.pairs:
-        parts += _pair_markdown(pair, every=every)
-    parts.append(f"<sub>{escape(METHOD, 2000)}</sub>")
-    parts += [f"> {escape(note, 1000)}" for note in comparison.notes]
-    return "\n\n".join(parts)
-
-
-def _pair_markdown(pair: Pair, *, every: bool) -> list[str]:
-    letter = pair.letter
-    parts = [f"**{letter} against A**: {escape(sentence(pair), 2000)}"]
-    if pair.differences or pair.unknown:
-        groups = ", ".join(dict.fromkeys(d.what for d in pair.differences))
-        told = [*_told(pair.differences, letter), *(f"not known to be equal: {u}" for u in pair.unknown)]
-        banner = f"⚠️ **Not equal**: {escape(groups)}" if groups else "**Not known to be equal**"
-        parts.append(banner + "\n\n" + "\n".join(f"- {escape(said, 1000)}" for said in told))
-    else:
-        parts.append(escape(EQUAL))
-    head = _head(letter)
-    for table in tables(pair, every=every):
-        shown = f"**{escape(table.title)}**"
-        if table.rows:
-            rows = [head, ["---", "---:", "---:", "---:", "---:", "---", "---:"]]
-            rows += [[escape(part) for part in _row(cell, made)] for cell, made in table.rows]
-            shown += "\n\n" + "\n".join("| " + " | ".join(row) + " |" for row in rows)
-        parts.append(shown + (f"\n\n{escape(table.left_out)}" if table.left_out else ""))
-    for title, texts in _lists(pair, letter):
-        parts.append(f"**{title}**\n\n" + "\n".join(f"- {escape(said, 4000)}" for said in texts))
-    return parts
-
-
-def outcomes(found: Sequence[Outcome], width: int = 100) -> str:
-    """What `--fail-if` found, as plain text: a line a condition, and one for each cell that crossed it."""
-    return "\n".join(text_of(made).rstrip() for made in _outcome_lines(found, min(max(NARROWEST, width), TEXT_WIDEST)))
-
-
-def outcomes_markdown(found: Sequence[Outcome]) -> str:
-    """What `--fail-if` found, as a Markdown list."""
-    lines: list[str] = []
-    for outcome in found:
-        told = _counted(outcome) if outcome.checked else _UNCHECKED
-        word = "❌ **failed**" if outcome.failed else "✅ passed"
-        lines.append(f"- {word}: {escape(outcome.condition)} in {escape(outcome.side, 80)}: {escape(told)}")
+def outcome_items(outcomes: Sequence[Outcome]) -> Document:
+    """What `--fail-if` found: a line a condition, and one for each cell that crossed it."""
+    items = []
+    for outcome in outcomes:
+        lines = []
         for title, crossings in (("broken", outcome.broken), ("undecided", outcome.undecided)):
-            shown = crossings[:_MOST_NAMED]
-            lines += [f"  - {title}: {escape(crossing_text(outcome, crossing), 600)}" for crossing in shown]
-            if len(crossings) > _MOST_NAMED:
-                lines.append(f"  - … and {len(crossings) - _MOST_NAMED} more {title}")
-    return "\n".join(lines)
-
-
-def _outcome_lines(found: Sequence[Outcome], width: int) -> list[Line]:
-    lines: list[Line] = []
-    for outcome in found:
-        word = "FAILED" if outcome.failed else "passed"
-        told = f"{word}  {outcome.condition}  in {clean(outcome.side, 80)}: "
-        told += _counted(outcome) if outcome.checked else _UNCHECKED
-        lines += paragraph(told, width, style="red" if outcome.failed else "green")
-        for title, crossings in (("broken", outcome.broken), ("undecided", outcome.undecided)):
-            for crossing in crossings[:_MOST_NAMED]:
-                said = crossing_text(outcome, crossing)
-                lines += paragraph(said, width, first=line(f"  {title:<9}  "))
-            if len(crossings) > _MOST_NAMED:
-                lines += paragraph(f"… and {len(crossings) - _MOST_NAMED} more {title}", width, first=line("  "))
-    return lines
-
-
-def _counted(outcome: Outcome) -> str:
-    return f"{len(outcome.broken)} broken, {len(outcome.undecided)} undecided of {outcome.checked} cells"
+            lines += [f"{title}: {crossing_text(outcome, crossing)}" for crossing in crossings[:_MOST_NAMED]]
+            more = len(crossings) - _MOST_NAMED
+            lines += [f"… and {more} more {title}"] if more > 0 else []
+        counted = f"{len(outcome.broken)} broken, {len(outcome.undecided)} undecided of {outcome.checked} cells"
+        text = f"{outcome.condition} in {clean(outcome.side, 80)}: {counted if outcome.checked else _UNCHECKED}"
+        word, style = ("FAILED", "bold red") if outcome.failed else ("passed", "bold green")
+        items.append(Item(text, word, details=lines, style=style))
+    return [Items(items)] if items else []
 
 
 def crossing_text(outcome: Outcome, crossing: Crossing) -> str:

@@ -1,64 +1,31 @@
-"""What lint found, as text, in the terminal and as Markdown: a block for each rule, its cells, why, and what to do."""
+"""What lint found as a document: a list for each rule, its cells, why, and what to do; and as data."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
-
-from rich.cells import cell_len
+from typing import Any, Final
 
 from flatout.lint import Finding
 from flatout.lint.finding import TITLES
-from flatout.show.layout import Line, line, padded, paragraph, text_of
-from flatout.show.markdown import escape
-from flatout.show.safe import clean, for_encoding
+from flatout.show.document import Block, Document, Heading, Item, Items, Paragraph
+from flatout.show.safe import clean
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-NARROWEST: Final = 20
-TEXT_WIDEST: Final = 110
 CLEAN: Final = "Nothing found: the figures fit each other."
 _STYLES: Final = {"error": "red", "warning": "yellow", "note": "dim"}
 _ORDER: Final = ("error", "warning", "note")
-_WIDEST_NAME: Final = 24
 
 
-def render(findings: Sequence[Finding], console: Console) -> None:
-    """Prints the findings in the console's width, in colour where it has any."""
-    from rich.text import Text
-
-    for content in document(findings, max(NARROWEST, console.width - 1)):
-        made = Text(no_wrap=True, end="")
-        for part, style in content:
-            made.append(for_encoding(part, console.encoding), style or None)
-        console.print(made, soft_wrap=True, highlight=False, markup=False, emoji=False)
-
-
-def text(findings: Sequence[Finding], width: int = 100) -> str:
-    """The findings as text without colours or controls, no line wider than `width` (at least 20)."""
-    return "\n".join(text_of(content).rstrip() for content in document(findings, max(NARROWEST, width)))
-
-
-def document(findings: Sequence[Finding], width: int) -> list[Line]:
-    """All lines, none wider than `width`."""
-    if not findings:
-        return paragraph(CLEAN, width)
-    wide = min(width, TEXT_WIDEST)
-    lines: list[Line] = []
+def document(findings: Sequence[Finding]) -> Document:
+    """A list for each rule: its cells, why it matters, and what to do; how many there are at the end."""
+    blocks: list[Block] = []
     for group in _groups(findings):
         first = group[0]
-        head = f"{TITLES.get(first.rule, clean(first.rule, 40))}  "
-        lines += paragraph(f"{head}({first.severity})", wide, style=f"bold {_STYLES[first.severity]}")
-        names = max(min(cell_len(_cell(one)), _WIDEST_NAME) for one in group)
-        for one in group:
-            told = clean(one.what, 400)
-            lines += paragraph(told, wide, first=line((f"  {padded(_cell(one), names)}  ", "bold")))
-        lines += paragraph(first.why, wide, first=line(("  why  ", "dim")), style="dim")
-        lines += paragraph(first.todo, wide, first=line(("  do   ", "dim")))
-        lines.append(())
-    return [*lines, *paragraph(sentence(findings), wide, style="bold")]
+        title = f"{TITLES.get(first.rule, clean(first.rule, 40))} ({first.severity})"
+        cells = [Item(clean(one.what, 400), clean(one.cell, 60) or "(all)") for one in group]
+        ends = [Item(first.why, "why", style="dim"), Item(first.todo, "do", style="dim")]
+        blocks += [Heading(title, style=f"bold {_STYLES[first.severity]}"), Items([*cells, *ends])]
+    return [*blocks, Paragraph(sentence(findings), "bold" if findings else "")]
 
 
 def sentence(findings: Sequence[Finding]) -> str:
@@ -81,26 +48,6 @@ def _groups(findings: Sequence[Finding]) -> list[list[Finding]]:
     for one in findings:
         groups.setdefault((one.rule, one.severity), []).append(one)
     return sorted(groups.values(), key=lambda group: _ORDER.index(group[0].severity))
-
-
-def _cell(one: Finding) -> str:
-    return clean(one.cell, 60) or "(all)"
-
-
-def markdown(findings: Sequence[Finding]) -> str:
-    """The findings as Markdown that GitHub and forums show right."""
-    if not findings:
-        return escape(CLEAN)
-    parts = [f"**{escape(sentence(findings))}**"]
-    for group in _groups(findings):
-        first = group[0]
-        rows = "\n".join(f"| {escape(_cell(one), 60)} | {escape(one.what, 400)} |" for one in group)
-        title = TITLES.get(first.rule, first.rule)
-        parts.append(
-            f"**{escape(title)}** ({first.severity})\n\n| cell | what |\n| --- | --- |\n{rows}\n\n"
-            f"{escape(first.why, 1000)} {escape(first.todo, 1000)}"
-        )
-    return "\n\n".join(parts)
 
 
 def data(findings: Sequence[Finding]) -> list[dict[str, Any]]:

@@ -174,11 +174,15 @@ def _box(state: State, cell: Cell, wide: int, tall: int, units: bool) -> Box:
         parts = [word for word in words if word] if fits else [short]
         return tuple(cut(line((part, about.style(cell.status))), wide) for part in parts)
     mark = _MARKS.get(cell.status, " ")
-    number = line((numbers.rate(rate), matrix.number_style(cell.status)), (mark, about.style(cell.status)))
+    number = line((numbers.rate(rate), _number_style(cell.status)), (mark, about.style(cell.status)))
     if tall == 1:
         return (cut(number, wide),)
     ttft = cut(line((numbers.ms(ttft_ms, unit=units) + " ", "dim")), wide)
     return (cut(number, wide), ttft)
+
+
+def _number_style(status: str) -> str:
+    return "bold" if status == Status.VALID else f"bold {about.style(status)}".strip()
 
 
 def _figures(cell: Cell) -> tuple[float | None, float | None]:

@@ -6,15 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from rich.cells import cell_len
-
 from flatout import metrics
 from flatout.flags import MEASURED, Status
 from flatout.metrics import BY_NAME
 from flatout.record import Cell, Distribution, Record
-from flatout.show import about, capacity, numbers
-from flatout.show.layout import HARD_SPACE, Line, line, padded, paragraph, width_of
-from flatout.show.safe import clean
+from flatout.show import about, numbers
+from flatout.show.safe import HARD_SPACE, clean
 
 LAUNCHED: Final = "TTFT is that of the first requests, launched together, where fewer than five followed in the window:"
 DETAILS: Final = 2
@@ -104,80 +101,3 @@ def missing(record: Record) -> tuple[tuple[str, str], ...]:
 def launch_ttft(record: Record) -> list[Cell]:
     """Cells whose TTFT is not that of later requests but, for want of them, that of the launch's own."""
     return [c for c in record.cells if c.decode is not None and c.decode.ttft_ms.whose == "the launch's own requests"]
-
-
-def flag_lines(record: Record, width: int, *, every: bool) -> list[Line]:
-    """`a contaminated  sentence  cells`; with `every`, what was seen in each cell below it."""
-    entries = flags(record)
-    wide = max([cell_len(entry.term) for entry in entries], default=0)
-    lines: list[Line] = []
-    for entry in entries:
-        first = line((entry.letter, "magenta"), " ", (padded(entry.term, wide), "bold"), "  ")
-        lines += _entry_lines(entry, first, width, every=every)
-    return lines
-
-
-def status_lines(record: Record, width: int, *, every: bool) -> list[Line]:
-    """`over capacity  sentence  cells`, then the reasons: all, or where there are many, the first."""
-    entries = statuses(record)
-    wide = max([cell_len(entry.term) for entry in entries], default=0)
-    lines: list[Line] = []
-    for entry in entries:
-        style = about.style(entry.name)
-        first = line((padded(entry.term, wide), f"bold {style}" if style != "dim" else "bold"), "  ")
-        lines += _entry_lines(entry, first, width, every=_told_in_full(entry.name, every))
-    return lines
-
-
-def _told_in_full(status: str, every: bool) -> bool:
-    """A failure's words are always all shown; the arithmetic of cells without room never is: one stands for all."""
-    return status == Status.FAILED or (every and status not in (Status.OVER_CAPACITY, Status.OVER_LENGTH))
-
-
-def _entry_lines(entry: Entry, first: Line, width: int, *, every: bool) -> list[Line]:
-    lines = paragraph(entry.sentence, width, first=first)
-    indent = width_of(first)
-    if indent > width // 2:
-        indent = min(2, width // 4)
-    pad = line(" " * indent)
-    details: Sequence[tuple[str, str]] = entry.details
-    if not every and len(details) > DETAILS:
-        details = ()
-    # details name their cells themselves; how many really ran stands only here
-    if entry.where and (not details or entry.name == Status.REQUESTS_QUEUED):
-        lines += paragraph(entry.where, width, first=pad, style="dim")
-    for names, text in details:
-        lines += paragraph(f"{names}: {text}", width, first=pad, style="dim")
-    if not details and entry.details:
-        names, text = entry.details[0]
-        lines += paragraph(f"such as {names}: {text}", width, first=pad, style="dim")
-    return lines
-
-
-def capacity_lines(record: Record, width: int) -> list[Line]:
-    """The one-line answer for the users at once, and what its signs mean."""
-    answers = capacity.capacities(record)
-    if not answers:
-        return []
-    text = " · ".join(f"{answer.context}: {answer.text}" for answer in answers)
-    question = capacity.question(record.per_user_tok_s)
-    if cell_len(question) + 2 + cell_len(text) <= width:
-        lines = [line((question, "bold"), "  ", text)]
-    else:
-        lines = [*paragraph(question, width, style="bold"), *paragraph(text, width, first=line("  "))]
-    told = capacity.notes(answers)
-    return lines + (paragraph("; ".join(told), width, first=line("  "), style="dim") if told else [])
-
-
-def warning_lines(warnings: Sequence[str], width: int) -> list[Line]:
-    lines: list[Line] = []
-    for warning in warnings:
-        lines += paragraph(clean(warning, 1000), width, first=line(("! ", "yellow")))
-    return lines
-
-
-def missing_lines(reasons: Sequence[tuple[str, str]], width: int) -> list[Line]:
-    lines: list[Line] = []
-    for names, text in reasons:
-        lines += paragraph(f"{text} ({names})", width, indent=2)
-    return lines

@@ -14,10 +14,9 @@ from typing import Final, Literal
 from flatout.flags import Status
 from flatout.record import Cell, Record
 from flatout.show import about, capacity, matrix, numbers
-from flatout.show.layout import HARD_SPACE
 from flatout.show.page import values
 from flatout.show.page.heat import LIGHT, Heat
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 PAPER, INK, SOFT, VOID = "#fdfcfa", "#191714", "#615c54", "#f0ede7"
 FONT: Final = "Liberation Sans, Arial, Helvetica, Roboto, DejaVu Sans, sans-serif"

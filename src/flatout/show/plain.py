@@ -11,8 +11,7 @@ from typing import IO, Final
 from flatout.record import Cell
 from flatout.run.events import CellDone, Doing, Event, Finished, Gauges, Note, Started
 from flatout.show import about, numbers
-from flatout.show.layout import HARD_SPACE
-from flatout.show.safe import clean, for_encoding
+from flatout.show.safe import HARD_SPACE, clean, for_encoding
 
 REPEAT_S: Final = 30.0
 """A step that goes on shows again after this, so that a log never looks dead."""

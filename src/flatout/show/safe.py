@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from html import escape as _escape_html
 from typing import Final
 
+HARD_SPACE: Final = "\u00a0"
+"""A space at which no writer breaks a line. Clean text has none of its own."""
 SHOWN_FOR_HARMFUL: Final = "\ufffd"
 _SPACES: Final = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
 _HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
@@ -19,22 +23,24 @@ _ASCII: Final = str.maketrans(
 )  # fmt: skip
 
 
-def clean(text: object, limit: int = 500) -> str:
+def clean(text: object, limit: int = 500, *, keep: str = "") -> str:
     """One line of printable text, at most `limit` characters: line breaks and tabs become one space, everything that
     is an instruction to a terminal or turns text around (control, bidirectional, zero-width, lone surrogates) shows
-    as U+FFFD, so that it is seen but does nothing."""
+    as U+FFFD, so that it is seen but does nothing. `keep`: a character that stays what it is."""
     # a long hostile string is cut before the work is done, with room for what folds away
     told = str(text)[: limit * 4]
     plain = told.isascii() and told.isprintable() and not told.startswith(" ") and "  " not in told
-    whole = told.rstrip() if plain else _cleaned(told)  # nearly all texts are plain, and a page has thousands
+    whole = told.rstrip() if plain else _cleaned(told, keep)  # nearly all texts are plain, and a page has thousands
     return whole if len(whole) <= limit else whole[: limit - 1].rstrip() + "…"
 
 
-def _cleaned(text: str) -> str:
+def _cleaned(text: str, keep: str = "") -> str:
     made: list[str] = []
     marks = 0
     for char in text:
-        if char in _SPACES or char.isspace():
+        if char == keep:
+            pass
+        elif char in _SPACES or char.isspace():
             char = " "
         elif unicodedata.category(char) in _HARMFUL:
             char = SHOWN_FOR_HARMFUL
@@ -48,6 +54,27 @@ def _cleaned(text: str) -> str:
             continue
         made.append(char)
     return "".join(made).rstrip()
+
+
+_ACTIVE: Final = re.compile(r"([\\`*_\[\]|~$#])")
+_MENTION: Final = re.compile(r"@(?=\w)")
+_LINK: Final = re.compile(r"(?i)(?:https?|ftp|mailto|xmpp):|www(?=\.)")
+_ENTITIES: Final = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_WORD_JOINER: Final = "\u2060"
+
+
+def markdown(text: object, limit: int = 500) -> str:
+    """Text that Markdown shows as itself, on one line: no markup, HTML, table cell, formula, link or mention begins in
+    it."""
+    escaped = _ACTIVE.sub(r"\\\1", clean(text, limit)).translate(_ENTITIES)
+    # nothing escapes an @ or a bare address on GitHub: an invisible joiner keeps it from naming a person, from linking
+    inert = _MENTION.sub(f"@{_WORD_JOINER}", escaped)
+    return _LINK.sub(lambda found: f"{found[0]}{_WORD_JOINER}", inert)
+
+
+def html(text: object, limit: int = 4000) -> str:
+    """Text that HTML shows as itself."""
+    return _escape_html(clean(text, limit, keep=HARD_SPACE))
 
 
 def for_encoding(text: str, encoding: str | None) -> str:

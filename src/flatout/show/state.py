@@ -10,8 +10,7 @@ from flatout.flags import Status
 from flatout.record import Cell
 from flatout.run.events import CellDone, Doing, Event, Finished, Gauges, Note, Started
 from flatout.show import about
-from flatout.show.layout import HARD_SPACE
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 KEPT_NOTES: Final = 20
 

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 from flatout.record import Cell, Distribution, Rate, Record
 from flatout.show import about, capacity
-from flatout.show.layout import HARD_SPACE
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 FORMAT: Final = "flatout-summary/1"
 

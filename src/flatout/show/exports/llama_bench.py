@@ -6,8 +6,8 @@ from flatout import metrics
 from flatout.flags import Status
 from flatout.limits.shape import ModelShape
 from flatout.record import Cell, Record
-from flatout.show import about, numbers
-from flatout.show.markdown import escape
+from flatout.show import about, document, numbers
+from flatout.show.document import Column, Paragraph, Table
 
 
 def write(record: Record, shape: ModelShape | None = None) -> str:
@@ -17,34 +17,17 @@ def write(record: Record, shape: ModelShape | None = None) -> str:
     that depth), x 4 for four streams (their sum). ± is the larger half of the 95 % interval. Every
     planned cell has its row.
     """
-    head = ["model", *(["size", "params"] if shape else []), "backend", "test", "t/s"]
-    left = {"model", "backend"}
-    fixed = [escape(_model(record), 120), *(_size(shape) if shape else []), escape(_backend(record), 60)]
-    table = [[*fixed, _test(cell), _result(cell)] for cell in record.cells]
-    wide = [max(len(row[i]) for row in [head, *table]) for i in range(len(head))]
-    lines = [_line([_cell(name, wide[i], name in left) for i, name in enumerate(head)])]
-    lines.append(_line(["-" * wide[i] if name in left else "-" * (wide[i] - 1) + ":" for i, name in enumerate(head)]))
-    for row in table:
-        lines.append(_line([_cell(text, wide[i], head[i] in left) for i, text in enumerate(row)]))
-    build = f"{about.engine_name(record)} · {about.hardware_name(record)} · flatout {record.client.flatout}"
+    size = [f"{shape.weight_bytes / 1024**3:,.2f} GiB", f"{shape.params / 1e9:,.2f} B"] if shape else []
+    columns = [Column("model", "left"), *(Column(name) for name in ("size", "params")[: len(size)]),
+               Column("backend", "left"), Column("test"), Column("t/s")]  # fmt: skip
+    rows = [[_model(record), *size, _backend(record), _test(cell), _result(cell)] for cell in record.cells]
+    build = f"build: {about.engine_name(record)} · {about.hardware_name(record)} · flatout {record.client.flatout}"
     note = "t/s of tests with x N is the sum over N streams; ± is the larger half of the 95 % interval."
-    return "\n".join(lines) + f"\n\nbuild: {escape(build, 400)}\n\n{note}\n"
-
-
-def _line(cells: list[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
-
-
-def _cell(text: str, wide: int, left: bool) -> str:
-    return text.ljust(wide) if left else text.rjust(wide)
+    return document.markdown([Table(columns, rows, aligned=True), Paragraph(build), Paragraph(note)]) + "\n"
 
 
 def _model(record: Record) -> str:
     return " ".join(part for part in (about.model_name(record), about.precision(record)) if part)
-
-
-def _size(shape: ModelShape) -> list[str]:
-    return [f"{shape.weight_bytes / 1024**3:,.2f} GiB", f"{shape.params / 1e9:,.2f} B"]
 
 
 def _backend(record: Record) -> str:
@@ -52,7 +35,7 @@ def _backend(record: Record) -> str:
 
 
 def _test(cell: Cell) -> str:
-    tokens = str(cell.context_tokens) if cell.context_tokens is not None else escape(about.context(cell))
+    tokens = str(cell.context_tokens) if cell.context_tokens is not None else about.context(cell)
     many = f" x {cell.concurrency}" if cell.concurrency > 1 else ""
     if cell.phase == "prefill":
         return f"pp{tokens}"
@@ -64,8 +47,8 @@ def _test(cell: Cell) -> str:
 def _result(cell: Cell) -> str:
     speed = metrics.read(cell, metrics.SPEED[cell.phase])
     if speed.number is None:
-        return escape(about.status_word(cell.status))
+        return about.status_word(cell.status)
     text = f"{speed.number:.2f}"
     if speed.half is not None:
         text += f" ± {speed.half * speed.number:.2f}"
-    return text if cell.status == Status.VALID else f"{text} ({escape(about.status_word(cell.status))})"
+    return text if cell.status == Status.VALID else f"{text} ({about.status_word(cell.status)})"

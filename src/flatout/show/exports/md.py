@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from flatout.record import Record
-from flatout.show import markdown
+from flatout.show import document, result
 
 
 def write(record: Record) -> str:
-    return markdown.render(record)
+    return document.markdown(result.pasted(record))

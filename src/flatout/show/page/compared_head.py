@@ -9,10 +9,9 @@ from flatout.compare import Comparison, Outcome, Pair, Side, Verdict, letter_of
 from flatout.record import Record
 from flatout.show import about
 from flatout.show.comparison import EQUAL, crossing_text, sentence
-from flatout.show.layout import HARD_SPACE
 from flatout.show.page.compared_words import SIGNS, Facing, ratio
 from flatout.show.page.html import Html, hidden, join, tag
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 MOST_SIDES: Final = 26
 MOST_NAMED: Final = 30

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from flatout.flags import Status
 from flatout.record import Cell
 from flatout.show import about, legend, matrix, numbers
-from flatout.show.layout import HARD_SPACE
 from flatout.show.page import values
 from flatout.show.page.cells import MOST_SQUARES, Shown, View, at_once, views
 from flatout.show.page.heat import Heat
 from flatout.show.page.html import Html, hidden, join, tag
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 NO_ROOM = (Status.OVER_CAPACITY, Status.OVER_LENGTH)
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from flatout.flags import Status
 from flatout.record import Cell, Record
 from flatout.show import about, capacity
-from flatout.show.layout import HARD_SPACE
 from flatout.show.page import values
 from flatout.show.page.cells import Shown
 from flatout.show.page.html import Html, join, tag
-from flatout.show.safe import clean
+from flatout.show.safe import HARD_SPACE, clean
 
 SOUND = (Status.VALID, Status.REQUESTS_QUEUED)
 

@@ -14,8 +14,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Request, Response
 from sqlalchemy import select
 
-from flatout.show import markdown
-from flatout.show.exports import csv
+from flatout.show.exports import csv, md
 from flatout.site import boards, moderation, reproductions
 from flatout.site.answers import READ, Piece, piece, whole
 from flatout.site.audit import Check
@@ -164,7 +163,7 @@ def cells(request: Request, run_id: str) -> Response:
 def table(request: Request, run_id: str) -> Response:
     """The tables as Markdown, to be pasted."""
     row = _row(request, run_id)
-    text = markdown.render(site(request).store.record(row.public_id))
+    text = md.write(site(request).store.record(row.public_id))
     body = f"{text}\n\n<{site(request).run_url(row.public_id)}>\n".encode()
     return whole(request, body, "text/plain; charset=utf-8")
 
