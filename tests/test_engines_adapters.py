@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flatout.engines import generic
+from flatout.engines import ENGINES, generic, prometheus
 from flatout.engines.base import TargetError
 from flatout.engines.detect import Target, connect, engines
+from flatout.engines.prometheus import parse
 from flatout.record import Fact
 from tests.engine_server import Answer, Request, Server, answer, capture, engine_routes, serving, text_of
 
@@ -239,11 +240,8 @@ def test_vllm_structured_configuration() -> None:
 def test_vllm_counts() -> None:
     with target(engine_routes("vllm")) as (t, s):
         assert t.adapter.count_tokens("x") == SENTENCE_IDS
-        assert s.asked("POST /tokenize")[-1].json() == {
-            "model": "tiny-qwen3",
-            "prompt": "x",
-            "add_special_tokens": False,
-        }
+        asked = {"model": "tiny-qwen3", "prompt": "x", "add_special_tokens": False}
+        assert s.asked("POST /tokenize")[-1].json() == asked
         assert t.adapter.count_chat_tokens("x") == SENTENCE_IDS
         assert s.asked("POST /tokenize")[-1].json()["messages"] == [{"role": "user", "content": "x"}]
 
@@ -284,12 +282,8 @@ def test_sglang_gauges() -> None:
 
 def test_sglang_speculation_over_two_ranks() -> None:
     info = json.loads(text_of("sglang", "get_get_server_info"))
-    info |= {
-        "speculative_algorithm": "DFLASH",
-        "speculative_draft_model_path": "d",
-        "speculative_dflash_block_size": 16,
-    }
-    info |= {"dp_size": 2, "version": "0.5.24.dev7+g0123abcd"}
+    info |= {"speculative_algorithm": "DFLASH", "speculative_draft_model_path": "d", "dp_size": 2}
+    info |= {"speculative_dflash_block_size": 16, "version": "0.5.24.dev7+g0123abcd"}
     loads = {"loads": [{"max_total_num_tokens": 1000, "max_running_requests": 8}] * 2}
     text = "".join(
         f'sglang:{name}{{dp_rank="{rank}",tp_rank="{tp}"}} {value}\n'
@@ -341,13 +335,8 @@ def test_sglang_cancels_each_by_its_id_and_never_all() -> None:
 def test_transformers_knows_little_and_says_why() -> None:
     with target(engine_routes("transformers"), argv=["transformers", "serve", "m", "--device", "cpu"]) as (t, _):
         a, i, r = t.adapter, t.adapter.engine(), t.adapter.room()
-        assert (a.name, a.has_gauges, a.live(), a.count_tokens("x"), a.cancel(["x"])) == (
-            "transformers",
-            False,
-            None,
-            None,
-            False,
-        )
+        assert (a.name, a.has_gauges, a.live()) == ("transformers", False, None)
+        assert a.count_tokens("x") is None and a.cancel(["x"]) is False
     assert t.model == "models/tiny-qwen3"
     assert i.version.value is None and i.version.reason
     assert (i.backend.value, i.backend.source, r.max_running.value) == ("cpu", "host", 1)
@@ -380,12 +369,7 @@ def test_ollama_from_its_documentation() -> None:
     ("entry", "headers", "extra", "name"),
     [
         ({"owned_by": "organization_owner"}, {}, {}, "lmstudio"),
-        (
-            {"owned_by": "tensorrt_llm"},
-            {"version": "1"},
-            {"GET /version": answer({"version": "1.2.0"})},
-            "tensorrt-llm",
-        ),
+        ({"owned_by": "tensorrt_llm"}, {"version": "1"}, {"GET /version": answer({"version": "1.2"})}, "tensorrt-llm"),
         ({"owned_by": "system"}, {"openai-version": "2020-10-01"}, {}, "openai"),
         ({"owned_by": "me"}, {}, {}, "generic"),
     ],
@@ -533,22 +517,11 @@ def test_what_are_no_token_ids_are_no_tokens(engine: str, ids: Any) -> None:
         assert t.adapter.tokenize("x") is None and t.adapter.count_tokens("x") is None
 
 
-HOSTILE: list[Any] = [
-    None,
-    [],
-    {},
-    "x",
-    0,
-    {"data": 1},
-    {"version": 3},
-    [{"n_ctx": "x"}],
-    {"tokens": [None]},
-    {"loads": [1]},
-]
-
-
-@pytest.mark.parametrize("engine", ["sglang", "vllm", "llamacpp", "transformers", "ollama", "generic"])
-@pytest.mark.parametrize("content", HOSTILE)
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "content",
+    [None, [], {}, "x", 0, {"data": 1}, {"version": 3}, [{"n_ctx": "x"}], {"tokens": [None]}, {"loads": [1]}],
+)
 def test_no_answer_whatever_makes_an_adapter_crash(engine: str, content: Any) -> None:
     routes: dict[str, Answer] = {"GET /v1/models": answer({"data": [{"id": "m"}]}), "*": answer(content)}
     with target(routes, engine=engine) as (t, _):
@@ -570,3 +543,121 @@ def test_gauges_that_cannot_be_read_say_why(engine: str) -> None:
         assert not t.adapter.has_gauges and "500" in (t.adapter.gauges_reason or "")
     with target(routes) as (t, _):
         assert not t.adapter.has_gauges and t.adapter.gauges_reason is None
+
+
+# Prometheus text: exact names, sums over series, NaN, replicas, hostile lines
+
+NAMES = frozenset({"a:running", "a:tokens_total", "a:use", "a:info"})
+
+
+def test_a_real_scrape_of_vllm() -> None:
+    names = frozenset({"vllm:generation_tokens_total", "vllm:prompt_tokens_total", "vllm:cache_config_info"})
+    s = parse(text_of("vllm", "get_metrics"), names)
+    assert set(s.series) == names
+    assert s.total("vllm:generation_tokens_total") == 802
+    assert s.total("vllm:prompt_tokens_total") == 3511
+    assert s.labels("vllm:cache_config_info")[0]["kv_cache_size_tokens"] == "524288"
+
+
+def test_a_real_scrape_of_sglang_sums_its_streaming_label() -> None:
+    s = parse(text_of("sglang", "get_metrics"), frozenset({"sglang:generation_tokens_total"}))
+    assert s.total("sglang:generation_tokens_total") == 136 + 794
+
+
+def test_names_are_exact_not_prefixes() -> None:
+    text = 'a:tokens_total_sum 5\na:tokens_total{x="1"} 2\na:tokens 7\nxa:tokens_total 9\n# a:tokens_total 8\n'
+    assert parse(text, NAMES).total("a:tokens_total") == 2
+    assert parse(text, NAMES).total("a:tokens") is None
+
+
+def test_data_parallel_ranks_and_models_are_added_but_tensor_parallel_ranks_are_not() -> None:
+    text = """
+a:running{dp_rank="0",tp_rank="0",model="m"} 3
+a:running{dp_rank="0",tp_rank="1",model="m"} 3
+a:running{dp_rank="1",tp_rank="0",model="m"} 4
+a:running{dp_rank="1",tp_rank="1",model="m"} 4
+a:running{dp_rank="0",tp_rank="0",model="n"} 1
+"""
+    s = parse(text, NAMES)
+    assert s.total("a:running") == 8
+    assert s.mean("a:running") == 8 / 3
+
+
+def test_nan_and_infinity_are_no_values() -> None:
+    s = parse('a:use{i="0"} NaN\na:use{i="1"} 0.5\na:use{i="2"} +Inf\na:running NaN\n', NAMES)
+    assert s.mean("a:use") == 0.5
+    assert s.total("a:running") is None
+
+
+def test_the_first_name_that_is_there_wins() -> None:
+    s = parse("a:use 0.25\n", NAMES)
+    assert s.mean("a:gone", "a:use") == 0.25
+    assert s.mean("a:gone") is None
+
+
+def test_absent_is_none_and_zero_is_zero() -> None:
+    s = parse("a:running 0\n", NAMES)
+    assert s.total("a:running") == 0.0
+    assert s.total("a:tokens_total") is None
+
+
+def test_timestamps_exemplars_tabs_escapes_and_exponents() -> None:
+    text = (
+        'a:running{m="x"} 2 1795999326000\n'
+        'a:tokens_total{m="x"} 1.5e3 # {trace_id="abc"} 1.0 1520879607.789\n'
+        'a:use{m="with \\"quotes\\", } and \\n"}\t0.5\n'
+    )
+    s = parse(text, NAMES)
+    assert (s.total("a:running"), s.total("a:tokens_total"), s.mean("a:use")) == (2, 1500, 0.5)
+
+
+def test_a_bad_line_costs_only_itself() -> None:
+    s = parse('a:running{m="x} 2\na:tokens_total 7\na:use{} zero\n', NAMES)
+    assert s.total("a:tokens_total") == 7
+
+
+def test_a_sum_too_large_for_a_number_is_no_number() -> None:
+    s = parse('a:use{i="0"} 1.7e308\na:use{i="1"} 1.7e308\n', NAMES)
+    assert s.total("a:use") is None and s.mean("a:use") is None
+
+
+@pytest.mark.parametrize("wanted", [0, 4_000])
+def test_a_hundred_thousand_other_series_cost_little_and_change_nothing(wanted: int) -> None:
+    other = "".join(f'a:other{{i="{i}"}} 1\na:tokens_total_bucket{{i="{i}"}} 1\n' for i in range(75_000))
+    text = other + "".join(f'a:running{{i="{i}"}} 1\n' for i in range(wanted)) + other
+    assert parse(text, NAMES).total("a:running") == (wanted or None)
+
+
+def test_too_many_wanted_series_are_refused_before_they_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr(prometheus, "text_string_to_metric_families", parsed.append)
+    text = "".join(f'a:running{{i="{i}"}} 1\n' for i in range(150_000))
+    with pytest.raises(TargetError, match=r"over 4,000 series"):
+        parse(text, NAMES)
+    assert not parsed
+
+
+def test_a_line_without_end_is_skipped() -> None:
+    s = parse(f'a:running{{x="{"y" * 5_000_000}"}} 2\na:tokens_total 7\n', NAMES)
+    assert s.total("a:running") is None and s.total("a:tokens_total") == 7
+
+
+@given(st.text(max_size=300))
+def test_any_text_gives_numbers_or_nothing(text: str) -> None:
+    s = parse(text, NAMES)
+    assert all(s.total(n) is None or math.isfinite(s.total(n) or 0.0) for n in NAMES)
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(NAMES)), LABELS, METRIC_VALUE), max_size=6))
+def test_lines_that_nearly_are_metrics(lines: list[tuple[str, str, str]]) -> None:
+    s = parse("\n".join(f"{n}{labels} {v}" for n, labels, v in lines), NAMES)
+    for name in NAMES:
+        total, mean = s.total(name), s.mean(name)
+        assert (total is None) == (mean is None)
+        assert mean is None or math.isfinite(mean)
+
+
+@given(st.lists(st.floats(min_value=0, max_value=1e9), min_size=1, max_size=8))
+def test_the_sum_is_the_sum(values: list[float]) -> None:
+    text = "".join(f'a:tokens_total{{engine="{i}"}} {v!r}\n' for i, v in enumerate(values))
+    assert parse(text, NAMES).total("a:tokens_total") == math.fsum(values)

@@ -122,9 +122,9 @@ def test_an_early_end_shows_the_last_words_without_secrets(tmp_path: Path) -> No
 
 
 def test_a_server_that_never_answers_is_ended_in_time(tmp_path: Path) -> None:
-    launched = Launched(command(tmp_path, "family-never", free_port()), log_path=tmp_path / "log", ready_timeout_s=5)
+    launched = Launched(command(tmp_path, "family-never", free_port()), log_path=tmp_path / "log", ready_timeout_s=3)
     launched._stop_timeout_s = 0.5
-    with pytest.raises(TargetError, match=r"within 5 s \(nothing listens yet\)") as caught:
+    with pytest.raises(TargetError, match=r"within 3 s \(nothing listens yet\)") as caught:
         launched.start()
     assert "still loading" in str(caught.value)
     assert not any(map(alive, family(tmp_path)))
