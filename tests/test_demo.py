@@ -17,8 +17,7 @@ import httpx
 import psutil
 import pytest
 
-from flatout.demo import model, serve, start
-from flatout.demo.missing import EngineMissing
+from flatout.demo import EngineMissing, model, serve, start
 from flatout.demo.start import EngineFailed, EngineHandle, running
 from flatout.prompts.book import PromptBook
 
@@ -237,7 +236,7 @@ def test_stop_leaves_no_process(directory: Path) -> None:
 
 def test_an_engine_that_ignores_sigterm_is_killed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "TERMINATE_S", 0.5)
-    engine = start.start(directory=directory, threads=1)
+    engine = running(directory=directory, threads=1)
     os.kill(engine.pid, signal.SIGSTOP)
     engine.stop()
     assert is_gone(engine.pid)
@@ -254,8 +253,8 @@ def test_engine_ends_when_its_parent_is_killed(directory: Path, fork: bool) -> N
     """Also where a fork of the parent lives on and holds the pipe open."""
     code = f"""
 import os, pathlib, sys, time
-from flatout.demo.start import start
-engine = start(directory=pathlib.Path({str(directory)!r}), threads=1)
+from flatout.demo.start import running
+engine = running(directory=pathlib.Path({str(directory)!r}), threads=1)
 fork = os.fork() if {fork} else -1
 if fork != 0:
     print(engine.pid, fork, flush=True)
@@ -302,7 +301,7 @@ def test_missing_packages_are_named_with_the_command(monkeypatch: pytest.MonkeyP
     with pytest.raises(EngineMissing, match=r"'xllamacpp'.*pip install 'flatout\[engine\]'"), running():
         pass
     with pytest.raises(ValueError, match="4 slots cannot share 2 tokens"):
-        start.start(parallel=4, ctx=2)
+        running(parallel=4, ctx=2)
 
 
 def test_command_line_of_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

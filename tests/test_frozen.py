@@ -158,7 +158,8 @@ def options() -> str:
     """The names of all commands' options, as their help tells them."""
 
     def below(found: Any, name: str) -> Iterator[str]:
-        text = CliRunner().invoke(app, [*name.split(), "--help"], env={**ENV, "COLUMNS": "300"}).output
+        ask = "--help-all" if name == "run" else "--help"
+        text = CliRunner().invoke(app, [*name.split(), ask], env={**ENV, "COLUMNS": "300"}).output
         heads = re.findall(r"(?m)^(?:│ | )[ *]{0,3}((?:-{1,2}[\w-]+[ ,/]*)+)", text)
         names = sorted(set(re.findall(r"--[\w-]+", " ".join(heads))))
         yield f"{name or 'flatout'}: {' '.join(names)}".rstrip()

@@ -44,7 +44,7 @@ from flatout.compare.ratio import estimate
 from flatout.load import samples as tables
 from flatout.publish.client import Parcel
 from flatout.publish.client import Site as Client
-from flatout.publish.errors import SiteTrouble
+from flatout.publish.destination import SiteTrouble
 from flatout.record import dump
 from flatout.show.page import streams
 from flatout.site import backup, boards, drawer, history, middleware, pages, reproductions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from dataclasses import dataclass, replace
@@ -135,8 +136,16 @@ def label(tokens: int | None, context: Context) -> str:
 
 def load(name_or_path: str) -> Suite:
     """A named suite, or one from a TOML file. Raises SuiteError with the entry that is wrong."""
+    return read(name_or_path)[0]
+
+
+def read(name_or_path: str) -> tuple[Suite, dict[str, Any]]:
+    """A suite, and the options of `flatout run` that its file holds, in the form in which they are typed.
+
+    Raises SuiteError with the file and the entry that is wrong.
+    """
     if name_or_path in SUITES:
-        return SUITES[name_or_path]
+        return SUITES[name_or_path], {}
     path = Path(name_or_path)
     if not name_or_path.endswith(".toml") and not path.is_file():
         raise SuiteError(f"no suite '{name_or_path}'; there are {', '.join(SUITES)}, or give a .toml file")
@@ -146,23 +155,36 @@ def load(name_or_path: str) -> Suite:
         raise SuiteError(f"cannot read the suite {name_or_path}: {error.strerror or error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SuiteError(f"{name_or_path} is not TOML: {error}") from error
-    return from_mapping(content, default_name=path.stem)
+    try:
+        options = {name: RUN_OPTIONS[name](content.pop(name), name) for name in list(content) if name in RUN_OPTIONS}
+        suite = _from_mapping(content, default_name=path.stem)
+    except SuiteError as error:
+        raise SuiteError(f"{name_or_path}: {error}") from error
+    return suite, {name: path.parent / value if name in _FILES else value for name, value in options.items()}
 
 
-def from_mapping(content: dict[str, Any], *, default_name: str) -> Suite:
+def _from_mapping(content: dict[str, Any], *, default_name: str) -> Suite:
     """A suite from TOML's values. `base` names a suite to start from (default: standard). Raises SuiteError."""
-    content = dict(content)
     base = content.pop("base", DEFAULT)
     if base not in SUITES:
         raise SuiteError(f"base = {base!r}: there is no such suite; there are {', '.join(SUITES)}")
     changes: dict[str, Any] = {"name": str(content.pop("name", default_name)), "version": 1, "about": ""}
     if "contexts" in content:
         changes["prefill"] = changes["decode"] = _contexts(content.pop("contexts"), "contexts")
-    for name in list(content):
+    for name, value in content.items():
         if name not in _READERS:
-            raise SuiteError(f"a suite has no entry '{name}'; it has base, contexts, {', '.join(_READERS)}")
-        changes[name] = _READERS[name](content.pop(name), name)
+            raise SuiteError(_no_such_entry(name))
+        changes[name] = _READERS[name](value, name)
     return checked(replace(SUITES[base], **changes))
+
+
+def _no_such_entry(name: str) -> str:
+    from difflib import get_close_matches
+
+    entries = ("base", "name", "contexts", *_READERS)
+    likely = get_close_matches(name, (*entries, *RUN_OPTIONS), 1)
+    told = f"do you mean {likely[0]}?" if likely else f"it has {', '.join(entries)}"
+    return f"a suite has no entry '{name}'; {told} (flatout run --help-all has more that may stand in a suite)"
 
 
 def checked(suite: Suite) -> Suite:
@@ -216,6 +238,41 @@ def _flag(value: Any, name: str) -> bool:
     raise SuiteError(f"{name} = {value!r}: write true or false")
 
 
+def _text(value: Any, name: str) -> str:
+    if isinstance(value, str) and value.strip():
+        return value
+    raise SuiteError(f"{name} = {value!r}: write a text between quotes")
+
+
+def _tokens(value: Any, name: str) -> str:
+    if isinstance(parse_context(value) if isinstance(value, str) or type(value) is int else None, int):
+        return str(value)
+    raise SuiteError(f"{name} = {value!r}: write a number of tokens, such as 32768 or '32k'")
+
+
+def _temperature(value: Any, name: str) -> float:
+    return 0.0 if type(value) in (int, float) and value == 0 else _number(value, name)
+
+
+def _seed(value: Any, name: str) -> int:
+    if type(value) is int and 0 <= value < 1 << 63:
+        return value
+    raise SuiteError(f"{name} = {value!r}: write a whole number, 0 or above")
+
+
+def _cores(value: Any, name: str) -> str:
+    if isinstance(value, list) and value and all(type(core) is int and core >= 0 for core in value):
+        return ",".join(map(str, value))
+    raise SuiteError(f"{name} = {value!r}: write a list of cores, such as [1] or [2, 3]")
+
+
+def _body(value: Any, name: str) -> str:
+    try:
+        return json.dumps(value) if isinstance(value, dict) else _text(value, name)
+    except (TypeError, SuiteError) as error:
+        raise SuiteError(f"{name} = {value!r}: write a table that JSON can hold, such as {{top_p = 0.9}}") from error
+
+
 def _precision(value: Any, name: str) -> float | None:
     if value is False:
         return None
@@ -251,3 +308,20 @@ _READERS: Final[dict[str, Any]] = {
     "about": lambda value, name: str(value),
     "version": _whole,
 }
+RUN_OPTIONS: Final[dict[str, Any]] = {
+    **dict.fromkeys(
+        ("connect_timeout", "first_token_timeout", "idle_timeout", "total_timeout", "steady_timeout", "drain_timeout",
+         "ready_timeout", "per_user"), _number,
+    ),
+    **dict.fromkeys(("max_concurrency", "max_tokens_total", "max_running", "load_processes", "requests"), _whole),
+    **dict.fromkeys(("ignore_eos", "warmup", "drain"), _flag),
+    **dict.fromkeys(("model_len", "kv_tokens"), _tokens),
+    **dict.fromkeys(("engine", "engine_version", "api", "corpus", "tokenizer"), _text),
+    "temperature": _temperature,
+    "seed": _seed,
+    "load_cores": _cores,
+    "extra_body": _body,
+}  # fmt: skip
+"""Options of `flatout run` that a suite's file may hold, too; what is typed goes before them."""
+_FILES: Final = ("corpus", "tokenizer")
+"""Those that name a file; a relative path begins at the suite's own folder."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from flatout import __version__
-from flatout.demo.missing import needs_extra
+from flatout.demo import needs_extra
 from flatout.demo.tokenizer import CHAT_TEMPLATE, END_OF_TEXT, TURN_END, VOCAB_SIZE, Vocabulary, train
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from flatout.demo.missing import EngineMissing, needs_extra
+from flatout.demo import EngineMissing, needs_extra
 
 ALIAS: Final = "flatout-demo"
 KEY_VARIABLE: Final = "FLATOUT_ENGINE_API_KEY"

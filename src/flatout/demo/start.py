@@ -8,15 +8,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from types import TracebackType
 from typing import IO, Final
 from urllib.parse import urlsplit
 
-from flatout.demo.missing import needs_extra
+from flatout.demo import needs_extra
 from flatout.demo.model import ensure_model
 from flatout.demo.serve import ALIAS, KEY_VARIABLE, LISTENING, default_threads
 
@@ -49,6 +48,12 @@ class EngineHandle:
     _process: subprocess.Popen[bytes]
     _log: IO[bytes]
 
+    def __enter__(self) -> EngineHandle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
     def is_running(self) -> bool:
         return self._process.poll() is None
 
@@ -70,7 +75,6 @@ class EngineHandle:
         self._log.close()
 
 
-@contextmanager
 def running(
     *,
     parallel: int = PARALLEL,
@@ -80,34 +84,14 @@ def running(
     port: int = 0,
     directory: Path | None = None,
     timeout_s: float = START_S,
-) -> Iterator[EngineHandle]:
-    """The embedded engine, answering, on 127.0.0.1; stopped at the end, and by itself if this process dies.
+) -> EngineHandle:
+    """The embedded engine, answering, on 127.0.0.1; a `with` block stops it at its end, and it ends if this process
+    dies.
 
     `ctx` tokens are divided among `parallel` slots. The model is kept in `directory` (the cache, if None). Raises
     EngineMissing without the `engine` extra, EngineFailed where the server does not answer within `timeout_s`, OSError
     where the model cannot be written.
     """
-    handle = start(
-        parallel=parallel, ctx=ctx, threads=threads, api_key=api_key, port=port, directory=directory,
-        timeout_s=timeout_s,
-    )  # fmt: skip
-    try:
-        yield handle
-    finally:
-        handle.stop()
-
-
-def start(
-    *,
-    parallel: int = PARALLEL,
-    ctx: int = CTX,
-    threads: int | None = None,
-    api_key: str | None = None,
-    port: int = 0,
-    directory: Path | None = None,
-    timeout_s: float = START_S,
-) -> EngineHandle:
-    """As `running`, for those who call `stop()` themselves."""
     if ctx < parallel or parallel < 1:
         raise ValueError(f"{parallel} slots cannot share {ctx} tokens of context")
     with needs_extra():

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from flatout.demo.missing import needs_extra
+from flatout.demo import needs_extra
 from flatout.prompts.book import Heads
 from flatout.prompts.text import generate
 from flatout.prompts.words import PAD_WORDS

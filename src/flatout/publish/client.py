@@ -22,7 +22,7 @@ import httpx
 
 from flatout import __version__
 from flatout.net import retry_after_s
-from flatout.publish.errors import PublishError, SiteTrouble
+from flatout.publish.destination import PublishError, SiteTrouble
 from flatout.show.safe import clean
 
 TRIES: Final = 5

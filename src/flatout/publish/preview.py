@@ -1,9 +1,12 @@
-"""What would be sent, to the byte, and what the redaction took out of it: shown before anybody is asked."""
+"""What would be sent, to the byte: the record without personal details, and its samples; and the preview that people
+read before they are asked."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import zipfile
 from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,9 +15,10 @@ from typing import Any, Final
 
 from flatout import record as rec
 from flatout.engines.redact import Redactor
-from flatout.publish.errors import PublishError
-from flatout.record import Record
-from flatout.show.safe import clean
+from flatout.publish.destination import PublishError
+from flatout.record import Fact, Record
+from flatout.show import about, numbers
+from flatout.show.safe import HARD_SPACE, clean
 
 KEYS_IN_ENVIRONMENT: Final = (
     "FLATOUT_TOKEN",
@@ -28,6 +32,9 @@ _PLACEHOLDERS: Final = ("<redacted>", "<address>", "<user>", "<host>", "<email>"
 _FACT: Final = frozenset({"value", "source", "reason"})
 _SHORT_SECRET: Final = 8
 _ID_CHARS: Final = 12
+_LONGEST: Final = 300
+MAX_SAMPLES: Final = 512 * 1024 * 1024
+_EPOCH: Final = (1980, 1, 1, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,3 +193,94 @@ def _around(text: str, mark: str | None, width: int) -> str:
     first = min((at for at in starts if at >= 0), default=0)
     begin = max(0, first - width // 2) if len(text) > width else 0
     return ("…" if begin else "") + clean(text[begin:], width)
+
+
+# --- the preview in words -------------------------------------------------------------------------------------------
+
+
+def preview_text(made: Preview, samples: Packed | None, url: str, name: str | None) -> str:
+    """The whole preview. `name`: whose token it is, None: not asked."""
+    lines = ["Others will read:"]
+    width = max(len(label) for label, _ in read_by_others(made.record))
+    lines += [f"  {label:<{width}}  {text}" for label, text in read_by_others(made.record)]
+    also = f", and {samples.files} files of samples ({numbers.size(len(samples.data))})" if samples else ""
+    lines += [
+        "",
+        removed(made.changes),
+        f"Sent: the record, {len(made.to_send):,} bytes of JSON{also}",
+        f"To:   {clean(url, 200)}",
+    ]
+    if name is not None:
+        lines.append(f"As:   {clean(name, 60)}")
+    return "\n".join(lines) + "\n"
+
+
+def read_by_others(record: Record) -> list[tuple[str, str]]:
+    """What of a record tells who and where, in full words; the figures are counted, not listed."""
+    return [(label, text.replace(HARD_SPACE, " ")) for label, text in _parts(record) if text]
+
+
+def _parts(record: Record) -> Iterator[tuple[str, str]]:
+    yield "run", f"{about.title(record)} · {about.subtitle(record)}"
+    yield "cells", about.verdict(record)
+    yield "ended", about.ending(record) or ""
+    yield "launched by", _value(record.engine.launch_command)
+    yield "command", clean(" ".join(record.client.command), _LONGEST)
+    yield "asked at", clean(record.protocol.url, _LONGEST)
+    yield "hardware", _listed(record.hardware.facts)
+    same = record.client.machine == record.hardware.facts
+    yield "client", "the same machine" if same else _listed(record.client.machine)
+    yield "note", clean(record.note or "", _LONGEST)
+    for number, warning in enumerate(record.warnings[:5]):
+        yield "" if number else "warnings", clean(warning, _LONGEST)
+    errors = list(dict.fromkeys(cell.error for cell in record.cells if cell.error))
+    for number, error in enumerate(errors[:5]):
+        yield "" if number else "errors", clean(error, _LONGEST)
+
+
+def _value(fact: Fact) -> str:
+    return "" if fact.value is None else clean(fact.value, _LONGEST)
+
+
+def _listed(facts: dict[str, Fact]) -> str:
+    return clean(", ".join(f"{name} {fact.value}" for name, fact in facts.items() if fact.value is not None), 600)
+
+
+# --- samples --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """`files` in the zip, `missing` of those that the record names."""
+
+    data: bytes
+    files: int
+    missing: int
+
+
+def pack_samples(record: Record, directory: Path) -> Packed:
+    """The samples beside a record. The same files make the same bytes. Raises PublishError."""
+    names = sorted({cell.samples for cell in record.cells if cell.samples})
+    there = [name for name in names if _inside(name, directory)]
+    if not there:
+        raise PublishError(
+            f"--samples: there are no samples beside the record in {directory}; publish the result directory, or leave "
+            "--samples out"
+        )
+    size = sum((directory / name).stat().st_size for name in there)
+    if size > MAX_SAMPLES:
+        raise PublishError(f"--samples: they have {size:,} bytes; a site takes far less. Leave --samples out")
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:  # an .npz is compressed already
+        for name in there:
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), (directory / name).read_bytes())
+    return Packed(out.getvalue(), len(there), len(names) - len(there))
+
+
+def _inside(name: str, directory: Path) -> bool:
+    """The record's word for a file is a word: nothing outside its directory is ever sent."""
+    path = Path(name)
+    if path.is_absolute() or ".." in path.parts or path.suffix != ".npz":
+        return False
+    full = directory / path
+    return full.is_file() and full.resolve().is_relative_to(directory.resolve())
