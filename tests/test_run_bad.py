@@ -48,36 +48,6 @@ def test_a_url_that_is_no_server(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("url", ["", "ftp://x", "http://", "http://[::1", "::", "http://host:notaport"])
-def test_what_is_no_url(url: str, tmp_path: Path) -> None:
-    done = run_cli("run", url, "--results", str(tmp_path))
-    assert done.returncode in (1, 2) and done.stderr.startswith("flatout: ") and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        ([], "URL"),
-        (["http://x", "--api", "smoke"], "--api"),
-        (["http://x", "--suite", "nope"], "standard"),
-        (["http://x", "--contexts", "8q"], "8q"),
-        (["http://x", "--concurrency", "0"], "simultaneous"),
-        (["http://x", "--extra-body", "{"], "--extra-body"),
-        (["http://x", "--extra-body", '{"n": 2}'], "n > 1"),
-        (["http://x", "--extra-body", '{"stream": false}'], "stream"),
-        (["http://x", "--header", "nocolon"], "--header"),
-        (["http://x", "--ca", "/nonexistent"], "--ca"),
-        (["http://x", "--hardware", "nonsense"], "hardware"),
-        (["http://x", "--precision", "900%"], "precision"),
-        (["http://x", "--time", "5", "--precision", "1%"], "--time"),
-    ],
-)
-def test_wrong_use_is_exit_code_2_and_one_sentence(words: list[str], told: str) -> None:
-    done = run_cli("run", *words)
-    assert done.returncode == 2, done.stderr
-    assert told in done.stderr and "Traceback" not in done.stderr
-
-
 def test_a_wrong_key_and_a_wrong_model_are_named(tmp_path: Path) -> None:
     with rig({"dialect": "vllm", "api_key": "sk-right-1234567890"}) as server:
         with pytest.raises(TargetError, match="key is wrong") as caught:

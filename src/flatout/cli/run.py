@@ -405,14 +405,17 @@ def _dry_run(options: Options) -> int:
     """Asks the server for its limits and shows every cell; no request that generates anything is sent."""
     from flatout.run.begin import connected, planned_cells
     from flatout.run.events import Control
-    from flatout.show.planned import text
+    from flatout.show import document, planned
 
     if options.launch:
         raise UseError("--dry-run asks a running server for its limits; start it first and give its URL")
     with connected(options, lambda _: None, Control()) as server:
         cells, limits, _ = planned_cells(server.target, options)
         engine, model = server.target.adapter.name, server.target.model
-        print(text(cells, limits, options.suite, engine=engine, model=model, budget=options.max_tokens_total))
+        plan = planned.document(
+            cells, limits, options.suite, engine=engine, model=model, budget=options.max_tokens_total
+        )
+    document.put(plan)
     return EXIT_OK
 
 

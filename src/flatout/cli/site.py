@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from flatout.site.settings import Settings
 
 _PARTS: Final = (
-    "fastapi", "uvicorn", "jinja2", "sqlalchemy", "alembic", "fsspec", "python_multipart", "itsdangerous", "limits", "pydantic_settings",
+    "fastapi", "uvicorn", "jinja2", "sqlalchemy", "alembic", "fsspec", "python_multipart", "itsdangerous", "limits",
+    "pydantic_settings",
 )  # fmt: skip
 _SITE: Final = "The site"
 _WHERE: Final = "Where its data is"
@@ -121,7 +122,7 @@ def _operator(group: typer.Typer, name: str, stopped: str) -> Callable[[Callable
 
 
 def _settings(typed: Mapping[str, Any]) -> Settings:
-    """Raises UseError where the extra is missing, SiteError where a setting cannot be used."""
+    """Raises UseError where the extra is missing, SettingsError where a setting cannot be used."""
     missing = [name for name in _PARTS if find_spec(name) is None]
     if missing:
         raise UseError(f"the site needs some more packages ({', '.join(missing)}): pip install 'flatout[site]'")
