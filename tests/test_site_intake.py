@@ -153,18 +153,8 @@ def test_a_leak_is_refused_with_its_place_and_never_shown(place: str, value: Any
     told = refused(json.dumps(content).encode())
     shown = place.replace(KEY, "<redacted>") if KEY in place else place
     assert told.place == shown or told.place.startswith(f"{shown}."), told.place
-    for secret in (
-        KEY,
-        "hf_abcdefghij",
-        "geheim",
-        "marie",
-        "10.1.2.3",
-        "192.168",
-        "5f0c1a2b",
-        "workstation7",
-        "abcdef01",
-    ):
-        assert secret not in str(told)
+    secrets = (KEY, "hf_abcdefghij", "geheim", "marie", "10.1.2.3", "192.168", "5f0c1a2b", "workstation7", "abcdef01")
+    assert not [secret for secret in secrets if secret in str(told)]
 
 
 def test_all_leaks_are_named_up_to_a_limit() -> None:
@@ -205,7 +195,7 @@ def test_odd_places(content: dict[str, Any]) -> None:
     assert bool(rescan.leaks(content)) == (Redactor((), "", "", ()).tree(content) != content)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.dictionaries(st.text(min_size=1, max_size=6), JSON, max_size=4))
 def test_the_quick_search_finds_what_redaction_of_the_whole_would(content: dict[str, Any]) -> None:
     """And nothing where redaction changes nothing, but a private address where a version belongs; facts aside, whose
@@ -236,12 +226,13 @@ def test_too_large_is_said_before_anything_is_read() -> None:
     assert take(site_records.body(1), gzipped=False, settings=SETTINGS).public_id
 
 
-@pytest.mark.parametrize("filling", [b"\0", b" ", b"[", b'{"a":', b"[0,", b'"', b"1"])
+@pytest.mark.parametrize("filling", [b"\0", b'{"a":'])
 def test_a_bomb_ends_at_the_limit(filling: bytes) -> None:
-    """A gibibyte in a megabyte; the limit is reached after 32 MiB."""
+    """A gibibyte in two megabytes; the limit is reached after 32 MiB."""
     squeeze = zlib.compressobj(9, wbits=31)
-    piece = filling * (2**22 // len(filling))
-    body = b"".join([squeeze.compress(piece) for _ in range(64)]) + squeeze.flush()
+    head = squeeze.compress(b"") + squeeze.flush(zlib.Z_FULL_FLUSH)
+    piece = squeeze.compress(filling * (2**20 // len(filling))) + squeeze.flush(zlib.Z_FULL_FLUSH)
+    body = head + piece * 1024
     assert len(body) < SETTINGS.max_body_bytes and refused(body, gzipped=True).too_large
 
 
@@ -313,28 +304,16 @@ def test_what_is_no_record(body: bytes) -> None:
 
 def test_gzip_that_is_none() -> None:
     whole = gzip.compress(site_records.body(1))
-    for body in (
-        b"",
-        b"text",
-        whole[:-9],
-        whole[:100],
-        whole + b"more",
-        whole + whole,
-        whole[:60] + b"\0" + whole[61:],
-    ):
+    cut_or_longer = (b"", b"text", whole[:-9], whole[:100], whole + b"more", whole + whole)
+    for body in (*cut_or_longer, whole[:60] + b"\0" + whole[61:]):
         refused(body, gzipped=True)
 
 
 @QUICK
-@given(st.binary(max_size=300), st.booleans())
-def test_any_bytes(body: bytes, gzipped: bool) -> None:
-    refused(body, gzipped=gzipped)
-
-
-@QUICK
-@given(st.binary(max_size=300))
-def test_any_bytes_inside_gzip(body: bytes) -> None:
-    refused(gzip.compress(body), gzipped=True)
+@given(st.binary(max_size=300), st.booleans(), st.booleans())
+def test_any_bytes(body: bytes, gzipped: bool, inside: bool) -> None:
+    """As they are, or truly in gzip."""
+    refused(gzip.compress(body) if inside else body, gzipped=gzipped or inside)
 
 
 def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
@@ -352,21 +331,16 @@ VALUES = JSON | st.sampled_from(
 
 
 @pytest.fixture(scope="module")
-def kept(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    folder = tmp_path_factory.mktemp("intake")
-    return site_records.store(Database.open(new_url("sqlite", folder)), folder)
+def kept(tmp_path_factory: pytest.TempPathFactory) -> list[Store]:
+    """One on each database."""
+    folders = {kind: tmp_path_factory.mktemp(kind) for kind in ("sqlite", "postgresql")}
+    return [site_records.store(Database.open(new_url(kind, folder)), folder) for kind, folder in folders.items()]
 
 
-@pytest.fixture(scope="module")
-def kept_by_postgres(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    folder = tmp_path_factory.mktemp("intake-pg")
-    return site_records.store(Database.open(new_url("postgresql", folder)), folder)
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max_size=3), st.booleans())
 def test_a_record_changed_anywhere_is_refused_or_kept(
-    kept: Store, kept_by_postgres: Store, changes: list[tuple[tuple[Any, ...], Any]], removed: bool
+    kept: list[Store], changes: list[tuple[tuple[Any, ...], Any]], removed: bool
 ) -> None:
     """What is taken can be kept by both databases, its trust looked at and its tables read."""
     content = copy.deepcopy(BASE)
@@ -386,7 +360,7 @@ def test_a_record_changed_anywhere_is_refused_or_kept(
     except Refused as told:
         assert told.place and told.text
         return
-    for store in (kept, kept_by_postgres):
+    for store in kept:
         shown = store.publish(made, account_id=None, who="x")
         row = store.row(shown.public_id)
         for column in schema.runs.columns:
@@ -474,22 +448,16 @@ def test_points() -> None:
     assert (made.single_tok_s, made.total_tok_s, made.prefill_tok_s) == (40.0, 80.0, 5_000.0)
 
 
-@pytest.mark.parametrize("low", [None, 120.0, -1.0])
-def test_an_interval_that_does_not_hold_its_value_is_none(low: float | None) -> None:
+@pytest.mark.parametrize("part", [{"low": None}, {"low": 120.0}, {"low": -1.0}, {"value": 0.0}, {"value": -5.0}])
+def test_an_interval_that_does_not_hold_its_value_is_none_and_no_speed_is_no_figure(part: dict[str, Any]) -> None:
     cell = records.decode("1K", 1024, 1, 100.0)
     assert cell.decode is not None
-    cell.decode.total_tok_s.low = low
-    point = taken(json.loads(dump(records.record([cell])))).facts.points[0]
-    assert (point.rate_tok_s, point.rate_low, point.rate_high) == (100.0, None, None)
-
-
-@pytest.mark.parametrize("rate", [0.0, -5.0])
-def test_no_speed_is_no_figure(rate: float) -> None:
-    cell = records.decode("1K", 1024, 1, 100.0)
-    assert cell.decode is not None
-    cell.decode.total_tok_s.value = rate
+    for name, value in part.items():
+        setattr(cell.decode.total_tok_s, name, value)
     made = taken(json.loads(dump(records.record([cell])))).facts
-    assert made.points[0].rate_tok_s is None and made.single_tok_s is None
+    rate = None if "value" in part else 100.0
+    assert (made.points[0].rate_tok_s, made.points[0].rate_low, made.points[0].rate_high) == (rate, None, None)
+    assert made.single_tok_s == rate
 
 
 # --- samples --------------------------------------------------------------------------------------------------------
@@ -549,7 +517,16 @@ def test_only_files_that_a_cell_names(name: str) -> None:
 
 def test_what_is_no_zip_of_samples() -> None:
     whole = pack({NAMES[0]: NPZ})
-    for body in (b"", b"PK", b"text", whole[:-30], whole[40:], whole.replace(b"npz", b"npy"), b"PK\x01\x02" * 90_000):
+    for body in (
+        b"",
+        b"PK",
+        b"text",
+        b"\0" * 400,
+        whole[:-30],
+        whole[40:],
+        whole.replace(b"npz", b"npy"),
+        b"PK\x01\x02" * 90_000,
+    ):
         refused_samples(body)
     for inside in (b"", b"text", NPZ[:-40], npz(a=np.array([1.5])), npz(a=np.array(["text"]))):
         refused_samples(pack({NAMES[0]: inside}))
@@ -714,12 +691,6 @@ def test_a_file_of_samples_is_one_cells() -> None:
         cell["samples"] = "samples/a.npz"
     told = refused(json.dumps(content).encode())
     assert told.place == "cells.2.samples" and "same file" in told.text
-
-
-@QUICK
-@given(st.binary(max_size=400))
-def test_any_bytes_as_samples(body: bytes) -> None:
-    refused_samples(body)
 
 
 @QUICK
