@@ -366,11 +366,12 @@ def fixed_window(kind: Kind, rng: Rng, traces: int, seconds: float) -> tuple[Sco
 
 def waits(make: Callable[[Rng, int], Samples], rng: Rng, traces: int, requests: int) -> list[Score]:
     """Coverage of TTFT p50's, p90's and p99's over `traces` windows with so many requests."""
-    scored = Scored()
+    scored, none = Scored(), np.zeros(requests, dtype=np.int64)
+    counts = tokens.TokenCounts(np.ones(2 * requests), none.astype(np.int8), none, None, None)
     t0, t1 = 10_000_000_000, 10_000_000_000 + 10**15
     for _ in range(traces):
         found = make(rng, requests)
-        made = latency.ttft(found, trace.build(found, tokens.count(found)), t0, t1)
+        made = latency.ttft(found, trace.build(found, counts), t0, t1)
         scored.add((found.first_token_ns - found.send_ns) / 1e6, np.ones(requests), made)
     return list(scored.scores())
 

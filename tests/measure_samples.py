@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from flatout.load.samples import ANSWER, CUT, OK, Samples, from_rows
+from flatout.measure import trace
+from flatout.measure.tokens import count
 
 MS = 1_000_000
 S = 1_000_000_000
@@ -70,6 +72,10 @@ def samples(requests: list[Request], error_texts: list[str] | None = None) -> Sa
         request_ids=["" for _ in requests],
         texts=[r.text for r in requests],
     )
+
+
+def table_of(arrivals: Samples) -> trace.Trace:
+    return trace.build(arrivals, count(arrivals))
 
 
 def stream_of(

@@ -20,7 +20,7 @@ from flatout.run.options import Options
 from flatout.suite import SUITES, Suite
 
 QUICK: Suite = replace(
-    SUITES["demo"], name="test", prefill=(), decode=(256,), concurrency=(1,), time_s=2.0, min_time_s=2.0
+    SUITES["demo"], name="test", prefill=(), decode=(256,), concurrency=(1,), time_s=1.0, min_time_s=1.0
 )
 
 
@@ -35,7 +35,7 @@ class Run:
 
     @property
     def truth(self) -> Truth:
-        """The rig's log (only where the server was a rig)."""
+        """The rig's log (only where the server was a rig, and lives)."""
         assert self._truth is not None
         return self._truth
 
@@ -51,6 +51,22 @@ class Run:
 def suite(**changes: Any) -> Suite:
     """The small test suite with changes."""
     return replace(QUICK, **changes)
+
+
+def flags(cell: Cell) -> list[str]:
+    return [flag.name for flag in cell.flags]
+
+
+def when(kind: type[Event], text: str, act: Callable[[], object]) -> Callable[[Event], None]:
+    """A listener that acts once, at the first event of a kind whose text holds these words."""
+    heard: list[Event] = []
+
+    def hear(event: Event) -> None:
+        if not heard and isinstance(event, kind) and text in getattr(event, "text", ""):
+            heard.append(event)
+            act()
+
+    return hear
 
 
 def measure(
@@ -69,7 +85,8 @@ def measure(
 
     made = Options(**{"url": server.url, "results": results, "suite": QUICK, "warmup": False, **options})
     record, directory = conduct.run(made, hear, control or Control())
-    return Run(record, directory, server.log() if isinstance(server, RigHandle) else None, events)
+    truth = server.log() if isinstance(server, RigHandle) and server.alive() else None
+    return Run(record, directory, truth, events)
 
 
 def total_is_the_logs(run: Run, cell_id: str, within: float) -> bool:

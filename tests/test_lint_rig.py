@@ -21,7 +21,8 @@ from tests.rigged import measure, rig, suite
     ],
 )
 def test_a_measured_record_has_no_finding(tmp_path: Path, knobs: dict[str, Any]) -> None:
-    test = suite(prefill=(256, 2048), decode=(256, 2048), concurrency=(1, 2, 4), max_output=64)
+    lengths = (256, 2048)
+    test = suite(prefill=lengths, decode=lengths, concurrency=(1, 2, 4), max_output=64, time_s=2.0, min_time_s=2.0)
     with rig(knobs) as server:
         record = measure(server, tmp_path, suite=test).record
     clean = {row.name for row in of_record(record).rows if row.measured and row.status == "valid" and not row.flags}

@@ -7,15 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flatout.load.samples import CUT, FAILED, REFUSED, Samples
-from flatout.measure import latency, trace
+from flatout.load.samples import CUT, FAILED, REFUSED
+from flatout.measure import latency
 from flatout.measure.percentile import distribution, histogram, quantile
-from flatout.measure.tokens import count
-from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
-
-
-def table_of(found: Samples) -> trace.Trace:
-    return trace.build(found, count(found))
+from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of, table_of
 
 
 def restart(send: int, ttft: int, number: int, **kwargs: object) -> Request:
@@ -321,18 +316,3 @@ def test_request_rate_is_the_reciprocal_of_the_median_tpot() -> None:
     silent = samples([Request()])
     in_one = latency.per_request_tok_s(latency.tpot(latency.parts(silent, table_of(silent), 0, S), 0, S))
     assert in_one.p50 is None and in_one.reasons["p50"]
-
-
-@given(st.integers(-(10**15), 10**15))
-def test_a_shift_in_time_changes_nothing(shift: int) -> None:
-    base = closed_loop(np.random.default_rng(5), jitter=0.3, seconds=3.0)
-    moved = closed_loop(np.random.default_rng(5), jitter=0.3, seconds=3.0)
-    offset = abs(shift)
-    for name in ("send_ns", "end_ns", "t_ns", "first_token_ns", "last_token_ns", "first_byte_ns", "first_answer_ns"):
-        column = getattr(moved, name)
-        setattr(moved, name, np.where(column >= 0, column + offset, column))
-    t0, t1 = S, 3 * S
-    a = latency.parts(base, table_of(base), t0, t1)
-    b = latency.parts(moved, table_of(moved), t0 + offset, t1 + offset)
-    assert np.array_equal(a.tpot_ms, b.tpot_ms) and np.array_equal(a.gap_ms, b.gap_ms)
-    assert latency.ttft(base, table_of(base), t0, t1) == latency.ttft(moved, table_of(moved), t0 + offset, t1 + offset)

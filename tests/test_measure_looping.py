@@ -9,27 +9,12 @@ from hypothesis import strategies as st
 
 from flatout.measure.looping import looping, looping_share
 
-WORDS = [
-    "the",
-    "server",
-    "reads",
-    "a",
-    "prompt",
-    "and",
-    "writes",
-    "an",
-    "answer",
-    "while",
-    "many",
-    "users",
-    "wait",
-    "their",
-]
+WORDS = "the server reads a prompt and writes an answer while many users wait their"
 
 
 def prose(seed: int, words: int) -> str:
     rng = random.Random(seed)
-    return " ".join(rng.choice(WORDS) + str(rng.randrange(50)) * (rng.random() < 0.2) for _ in range(words))
+    return " ".join(rng.choice(WORDS.split()) + str(rng.randrange(50)) * (rng.random() < 0.2) for _ in range(words))
 
 
 @pytest.mark.parametrize(

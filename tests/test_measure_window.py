@@ -1,3 +1,5 @@
+"""What happened in a window: tokens, bins, pauses, gauges; what came together; where a window may end."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -8,13 +10,9 @@ from hypothesis import strategies as st
 from flatout.engines.base import Live
 from flatout.load.samples import CUT, FAILED, OK, REFUSED, Samples
 from flatout.measure import pauses, trace, window
+from flatout.measure.cell import decode
 from flatout.measure.interval import rate_interval
-from flatout.measure.tokens import count
-from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of
-
-
-def table_of(found: Samples) -> trace.Trace:
-    return trace.build(found, count(found))
+from tests.measure_samples import MS, Event, Request, S, closed_loop, samples, stream_of, table_of
 
 
 def test_tokens_between_is_half_open() -> None:
@@ -308,3 +306,113 @@ def test_series_hold_all_tokens_and_few_points() -> None:
     polls = [Live(i * MS, running=float(i)) for i in range(5000)]
     many = window.gauge_series(polls, "running", 0, 5 * S)
     assert many is not None and len(many.values) <= window.CHART_POINTS
+
+
+# ---- arrivals that came together
+
+
+GAPS = st.lists(
+    st.lists(st.sampled_from([0, 1, 20_000, 300_000, trace.TOGETHER_NS, trace.TOGETHER_NS + 1, 5 * MS]), max_size=30)
+)
+
+
+@given(GAPS)
+def test_joined_matches_a_naive_walk(requests: list[list[int]]) -> None:
+    made = samples([stream_of(np.cumsum([MS, *gaps]).tolist(), send_ns=0, stream=i) for i, gaps in enumerate(requests)])
+    whole = table_of(made)
+    found = trace.joined(whole)
+    expected: list[tuple[int, int, float]] = []
+    begun = -1
+    for request, t, k in zip(whole.request.tolist(), whole.t_ns.tolist(), whole.k.tolist(), strict=True):
+        if expected and expected[-1][0] == request and t - begun <= trace.TOGETHER_NS:
+            expected[-1] = (request, t, expected[-1][2] + k)
+        else:
+            expected.append((request, t, k))
+            begun = t
+    assert list(zip(found.request.tolist(), found.t_ns.tolist(), found.k.tolist(), strict=True)) == expected
+    assert (found.first_ns == whole.first_ns).all()
+    for i in range(len(expected)):
+        first = i == 0 or expected[i - 1][0] != expected[i][0]
+        assert found.previous_ns[i] == (-1 if first else expected[i - 1][1])
+        assert found.before[i] == (0.0 if first else found.before[i - 1] + found.k[i - 1])
+
+
+@pytest.mark.parametrize("read", [(0, 15, 30, 45), (45, 45, 45, 45), (0, 30, 30, 45), (15, 15, 45, 45)])
+def test_a_burst_read_in_any_way_gives_the_same_figures(read: tuple[int, ...]) -> None:
+    """Four tokens a step of 20 ms, sent 15 us apart. `read`: the stamps that a client gave them, in us."""
+    times = [step * 20 * MS + us * 1000 for step in range(1, 200) for us in read]
+    made = samples([stream_of(times, send_ns=0, end_ns=5 * S)])
+    figures = decode(made, t_open_ns=MS, t_close_ns=4 * S, context_tokens=0).figures
+    assert figures.itl_ms.p50 == pytest.approx(5.0, rel=0.001)
+    assert figures.itl_ms.p99 == pytest.approx(5.0, rel=0.001)
+    assert figures.tpot_ms.p50 == pytest.approx(5.0, rel=0.001)
+    assert figures.total_tok_s.value == pytest.approx(199 * 4 / 3.999, rel=0.001)
+
+
+def test_a_stream_faster_than_that_keeps_its_speed() -> None:
+    made = samples([stream_of([MS + i * 200_000 for i in range(20_000)], send_ns=0, end_ns=5 * S)])
+    figures = decode(made, t_open_ns=10 * MS, t_close_ns=3 * S, context_tokens=0).figures
+    assert figures.itl_ms.p50 == pytest.approx(0.2) and figures.tpot_ms.p50 == pytest.approx(0.2, rel=0.001)
+
+
+def test_the_first_token_keeps_its_time() -> None:
+    made = samples([Request(stream_of([20 * MS, 20 * MS + 100_000, 30 * MS]).events, send_ns=0)])
+    assert trace.joined(table_of(made)).first_ns.tolist() == [20 * MS]
+
+
+# ---- where a window may end
+
+
+def long_run_excess(firsts: list[int], most: int, token_s: float, pause_s: float, age_s: float, at_s: float) -> float:
+    """Decoding time of a window by walking through it, against the long run's."""
+    step = at_s / 20_000
+    t = age_s + (np.arange(20_000) + 0.5) * step
+    cycle = most * token_s + pause_s
+    decoding = 0.0
+    for first in firsts:
+        since = t - first * token_s
+        decoding += float(((since < 0) | (np.mod(since, cycle) >= pause_s)).mean())
+    return decoding / len(firsts) / (most * token_s / cycle) - 1
+
+
+@given(
+    streams=st.integers(1, 16), token_ms=st.floats(1.0, 8.0), pause_s=st.floats(0.05, 4.0), age_s=st.floats(0.0, 1.0)
+)
+def test_each_end_has_the_long_runs_share_of_pauses(
+    streams: int, token_ms: float, pause_s: float, age_s: float
+) -> None:
+    firsts = [round(i * 4096 / streams) for i in range(1, streams + 1)]
+    wanted = [5.0, 9.1, 16.5, 30.0]
+    ends = pauses.even_ends(firsts, 4096, token_ms / 1e3, pause_s, age_s, wanted, 0.005)
+    assert ends == sorted(set(ends)) and wanted[0] <= ends[0] and ends[-1] <= wanted[-1]
+    if ends != [wanted[-1]]:
+        for end in ends:
+            assert abs(long_run_excess(firsts, 4096, token_ms / 1e3, pause_s, age_s, end)) <= 0.006
+
+
+def test_a_window_does_not_end_before_the_first_pause() -> None:
+    """One stream at 251k tokens: 13 s of answer, 1 s of pause. Five seconds would show 7 % too much."""
+    ends = pauses.even_ends([4096], 4096, 13.0 / 4096, 1.0, 0.1, [5.0, 9.1, 16.5, 30.0], 0.005)
+    assert ends[0] == pytest.approx(14.0, abs=0.7)
+
+
+def test_without_pauses_the_wanted_ends_stand() -> None:
+    ends = pauses.even_ends([50, 100], 100, 0.01, 0.0, 0.0, [5.0, 10.0], 0.005)
+    assert ends == pytest.approx([5.0, 10.0], abs=0.05)
+
+
+@given(
+    st.lists(st.integers(1, 400), min_size=1, max_size=6), st.floats(0.001, 0.1), st.floats(0.01, 2), st.floats(0, 3),
+    st.floats(1, 60),
+)  # fmt: skip
+def test_the_pauses_that_end_in_a_window_are_counted(
+    firsts: list[int], token_s: float, pause_s: float, age_s: float, at_s: float
+) -> None:
+    """Against streams walked through one by one, at the slower speed that the count allows for."""
+    slow_s, seen = token_s * pauses.SPEED_OFF, 0
+    for first in firsts:
+        at = first * slow_s + pause_s - age_s
+        while at <= at_s:
+            seen += at > 0
+            at += 400 * slow_s + pause_s
+    assert abs(pauses.pauses_ended(firsts, 400, token_s, pause_s, age_s, at_s) - seen) <= (1 if seen else 0)

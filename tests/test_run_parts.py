@@ -7,6 +7,7 @@ import json
 import time
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout import __version__
 from flatout import record as rec
+from flatout.cli.run import run
 from flatout.engines.base import MAX_TOKENS, Live
 from flatout.load.job import RID_WIDTH, Timeouts
 from flatout.protocol import Shape
@@ -27,7 +30,7 @@ from flatout.run.idle import interval_s
 from flatout.run.options import Options
 from flatout.run.session import Session, Stopped
 from flatout.run.store import new_directory, write_beside
-from tests.rigged import measure, rig, suite
+from tests.rigged import Run, measure, rig, suite
 
 
 @given(st.integers(1, 300), st.integers(2, 5000), st.integers(0, 99))
@@ -63,44 +66,40 @@ def test_l7_the_warm_up_goes_on_until_the_speed_repeats() -> None:
     assert warmup.repeats([40.0, 100.0, 102.0]) and not warmup.repeats([100.0, None])
 
 
-def test_l7_c3_the_warm_up_is_in_the_record(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> Run:
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
-        run = measure(server, tmp_path, suite=suite(concurrency=(1, 2), time_s=1.0, min_time_s=1.0), warmup=True)
-    assert [w.repeats for w in run.record.warmups][:2] == [True, True]
-    assert all(len(w.speeds) >= 2 for w in run.record.warmups[:2])
+        return measure(server, tmp_path_factory.mktemp("warmed"), suite=suite(concurrency=(1, 2)), warmup=True)
 
 
-def test_c3_the_warm_up_has_prompts_of_its_own(tmp_path: Path) -> None:
-    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
-        run = measure(server, tmp_path, suite=suite(concurrency=(2,), time_s=1.0, min_time_s=1.0), warmup=True)
-    hashes = run.record.prompts.hashes
+def test_l7_c3_the_warm_up_is_in_the_record(warmed: Run) -> None:
+    assert [w.repeats for w in warmed.record.warmups][:2] == [True, True]
+    assert all(len(w.speeds) >= 2 for w in warmed.record.warmups[:2])
+
+
+def test_c3_the_warm_up_has_prompts_of_its_own(warmed: Run) -> None:
+    hashes = warmed.record.prompts.hashes
     warm = {h for key, h in hashes.items() if key.startswith("w/")}
     measured = {h for key, h in hashes.items() if key.startswith(("c/", "x/"))}
     assert warm and measured and not warm & measured
 
 
 def test_u6_every_limit_can_be_set() -> None:
-    from flatout.cli.run import run
-
     names = set(inspect.signature(run).parameters)
     assert {"connect_timeout", "first_token_timeout", "idle_timeout", "total_timeout", "steady_timeout"} <= names
     assert {"drain_timeout", "ready_timeout"} <= names
     assert Timeouts().first_byte_s >= 600, "a long prefill is silent for minutes"
 
 
-def test_u8_the_record_names_engine_tool_and_time_zone(tmp_path: Path) -> None:
-    from datetime import datetime
-
-    from flatout import __version__
-
-    with rig({"dialect": "vllm", "decode_tok_s": 300}) as server:
-        run = measure(server, tmp_path, suite=suite(time_s=0.5, min_time_s=0.5))
-    record = run.record
+def test_u8_the_record_names_engine_tool_and_time_zone(warmed: Run) -> None:
+    record = warmed.record
     assert record.engine.version.value and record.engine.version.source == "server"
     assert record.client.flatout == __version__ and record.client.stamp_clock in ("kernel", "user")
-    for moment in (record.started, record.finished, record.cells[0].started, record.cells[0].window.opened):  # type: ignore[union-attr]
+    window = record.cells[0].window
+    assert window is not None
+    for moment in (record.started, record.finished, record.cells[0].started, window.opened):
         assert moment is not None and datetime.fromisoformat(moment).utcoffset() is not None
-    assert rec.read(run.directory) == record
+    assert rec.read(warmed.directory) == record
 
 
 def test_a_directory_is_never_given_twice(tmp_path: Path) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from flatout.engines.base import Live
+from flatout.engines.vllm import Vllm
 from flatout.run import conduct
-from tests.rigged import measure, rig, status, suite, total_is_the_logs
+from flatout.run.events import Doing
+from tests.rigged import flags, measure, rig, status, suite, total_is_the_logs, when
 
 
 @pytest.fixture
@@ -19,7 +23,7 @@ def same_heads(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_queue_capacity_and_length_have_their_statuses(tmp_path: Path) -> None:
     knobs = {"dialect": "vllm", "decode_tok_s": 200, "model_len": 2048, "kv_tokens": 3000, "max_running": 4}
     with rig(knobs) as server:
-        test = suite(decode=(256, 4096), concurrency=(1, 8, 16), time_s=1.5, min_time_s=1.5, max_output=64)
+        test = suite(decode=(256, 4096), concurrency=(1, 8, 16), max_output=64)
         run = measure(server, tmp_path, suite=test)
     assert status(run.cell("d/256/1")) == "valid"
     assert run.cell("d/4096/1").status == "over_length" and "2,048" in (run.cell("d/4096/1").reason or "")
@@ -38,8 +42,7 @@ def test_l4_leftover_work_of_the_cell_before_is_drained(tmp_path: Path) -> None:
     """SGLang goes on after a hang-up; flatout cancels by request id and waits, so the next cell is clean."""
     knobs = {"dialect": "sglang", "decode_tok_s": 100, "leftover": True}
     with rig(knobs) as server:
-        test = suite(concurrency=(4, 8), time_s=1.5, min_time_s=1.5, max_output=400)
-        run = measure(server, tmp_path, suite=test)
+        run = measure(server, tmp_path, suite=suite(concurrency=(4, 8), max_output=400))
     for cell in run.record.cells:
         assert status(cell) == "valid", (cell.status, cell.reason, cell.flags)
         assert cell.window is not None
@@ -49,12 +52,12 @@ def test_l4_leftover_work_of_the_cell_before_is_drained(tmp_path: Path) -> None:
 def test_l4_leftover_work_is_flagged_where_draining_is_off(tmp_path: Path) -> None:
     knobs = {"dialect": "sglang", "decode_tok_s": 50, "leftover": True, "leftover_abortable": False}
     with rig(knobs) as server:
-        test = suite(concurrency=(4, 8), time_s=1.0, min_time_s=1.0, max_output=400)
+        test = suite(concurrency=(4, 8), max_output=400)
         run = measure(server, tmp_path, suite=test, drain=False)
     cell = run.cell("d/256/8")
     assert cell.window is not None
     assert run.truth.running_mean(cell.window.open_ns, cell.window.close_ns) > 8 * 1.05
-    assert cell.status == "doubtful" and "contaminated" in [f.name for f in cell.flags]
+    assert cell.status == "doubtful" and "contaminated" in flags(cell)
     assert cell.attempts, "a contaminated cell is measured once more"
     assert conduct.exit_code(run.record) == conduct.EXIT_DOUBT
 
@@ -64,34 +67,27 @@ def test_other_traffic_that_does_not_end_is_named(tmp_path: Path) -> None:
         server.control(plant={"requests": 3, "tokens": 100_000, "context": 64})
         run = measure(server, tmp_path, drain_s=1.0)
     cell = run.cell("d/256/1")
-    assert cell.status == "doubtful" and "contaminated" in [f.name for f in cell.flags]
+    assert cell.status == "doubtful" and "contaminated" in flags(cell)
     assert any("not ours" in f.detail or "ran" in f.detail for f in cell.flags)
 
 
 def test_m10_a_stall_lowers_the_rate(tmp_path: Path) -> None:
     """The window's own length divides, so silence makes a server look slower, never faster."""
-    stalled: list[str] = []
     with rig({"dialect": "vllm", "decode_tok_s": 100}) as server:
-
-        def stall(event: object) -> None:
-            text = str(getattr(event, "text", ""))
-            if text.startswith("measuring 256 × 4: 1 of") and not stalled:
-                stalled.append(text)
-                server.control(stall_now_s=60.0)
-
+        stall = when(Doing, "measuring 256 × 4: 1 of", lambda: server.control(stall_now_s=60.0))
         test = suite(concurrency=(4,), time_s=2.0, min_time_s=2.0, max_output=1000)
         run = measure(server, tmp_path, on_event=stall, suite=test)
     cell = run.cell("d/256/4")
-    assert stalled and cell.decode is not None and cell.window is not None
+    assert cell.decode is not None and cell.window is not None
     assert 0 < run.truth.tok_s(cell.window.open_ns, cell.window.close_ns) < 0.9 * 400
     assert total_is_the_logs(run, cell.id, within=0.003)
     assert cell.decode.longest_gap_open and (cell.decode.longest_gap_ms or 0) > 100
 
 
 def test_l2_no_number_where_not_all_streams_run(tmp_path: Path) -> None:
-    knobs = {"dialect": "openai", "decode_tok_s": 100, "ttft_ms": 10, "prefill_tok_s": 150, "cache": False}
+    knobs = {"dialect": "openai", "decode_tok_s": 100, "ttft_ms": 10, "prefill_tok_s": 400, "cache": False}
     with rig(knobs) as server:
-        run = measure(server, tmp_path, steady_s=0.3, drain_s=5.0, suite=suite(concurrency=(2,)))
+        run = measure(server, tmp_path, steady_s=0.1, drain_s=5.0, suite=suite(concurrency=(2,)))
     cell = run.cell("d/256/2")
     assert cell.status == "no_steady_state" and cell.decode is None
     assert "first token" in (cell.reason or "")
@@ -108,7 +104,7 @@ def test_prompts_are_exact_and_cold_ones_are_cold(tmp_path: Path) -> None:
         ("sglang", {"api": "completions"}),
     ):
         with rig({"dialect": dialect, "decode_tok_s": 300, "prefill_tok_s": 50_000}) as server:
-            test = suite(prefill=(300, 1000), decode=(300,), concurrency=(2,), time_s=1.0, min_time_s=1.0)
+            test = suite(prefill=(300, 1000), decode=(300,), concurrency=(2,))
             run = measure(server, tmp_path / dialect, suite=test, **options)
         counts = {"vllm": "the server's tokenizer call", "openai": "usage of sibling prompts"}
         assert run.record.protocol.prompt_count == counts.get(dialect, "token ids")
@@ -151,7 +147,7 @@ def test_a_hybrids_cache_takes_more_than_one_send(tmp_path: Path) -> None:
     with rig({"dialect": "sglang", "decode_tok_s": 300, "prefill_tok_s": 5000, "cache_after_sends": 2}) as server:
         run = measure(server, tmp_path, suite=suite(decode=(1000,), concurrency=(2,)))
     cell = run.cell("d/1000/2")
-    assert status(cell) == "valid" and "cache_cold" not in [f.name for f in cell.flags], (cell.reason, cell.flags)
+    assert status(cell) == "valid" and "cache_cold" not in flags(cell), (cell.reason, cell.flags)
     assert cell.decode is not None and cell.decode.cold_ttft_ms is not None and cell.decode.ttft_ms.p50 is not None
     assert cell.decode.ttft_ms.p50 < cell.decode.cold_ttft_ms / 2
 
@@ -159,7 +155,7 @@ def test_a_hybrids_cache_takes_more_than_one_send(tmp_path: Path) -> None:
 def test_a_cache_that_is_off_is_said(tmp_path: Path) -> None:
     with rig({"dialect": "sglang", "decode_tok_s": 300, "prefill_tok_s": 20_000, "cache": False}) as server:
         run = measure(server, tmp_path, suite=suite(decode=(1000,), concurrency=(4,)))
-    assert "cache_cold" in [f.name for f in run.cell("d/1000/4").flags]
+    assert "cache_cold" in flags(run.cell("d/1000/4"))
     assert any("prefix cache" in w for w in run.record.warnings)
     launched = next(rid for rid in run.truth.rid if rid.endswith("-1-0"))  # the first job of several streams
     assert launched.split("-")[2] == "7", "four cold contexts, the first twice more, and the others not in vain"
@@ -169,7 +165,7 @@ def test_contexts_too_short_for_the_cache_do_not_keep_longer_ones_cold(tmp_path:
     knobs = {"dialect": "vllm", "decode_tok_s": 300, "prefill_tok_s": 20_000, "cache_block_tokens": 128}
     with rig({**knobs, "report_cached": True}) as server:
         run = measure(server, tmp_path, suite=suite(decode=(100, 1000), concurrency=(2,)))
-    assert "cache_cold" not in [f.name for f in run.cell("d/1000/2").flags]
+    assert "cache_cold" not in flags(run.cell("d/1000/2"))
     made = run.cell("d/1000/2").decode
     assert made is not None and made.cached_tokens_mean is not None and made.cached_tokens_mean > 800
 
@@ -177,10 +173,10 @@ def test_contexts_too_short_for_the_cache_do_not_keep_longer_ones_cold(tmp_path:
 def test_t7_early_stop_and_s8_looping_are_flagged(tmp_path: Path) -> None:
     with rig({"dialect": "vllm", "decode_tok_s": 300, "stop_after_tokens": 20}) as server:
         run = measure(server, tmp_path / "stop")
-    assert "early_stop" in [f.name for f in run.cell("d/256/1").flags]
+    assert "early_stop" in flags(run.cell("d/256/1"))
     with rig({"dialect": "vllm", "decode_tok_s": 300, "loop_text": "all work and no play "}) as server:
         run = measure(server, tmp_path / "loop", suite=suite(max_output=200))
-    assert "looping" in [f.name for f in run.cell("d/256/1").flags]
+    assert "looping" in flags(run.cell("d/256/1"))
     assert run.cell("d/256/1").status == "doubtful"
 
 
@@ -208,13 +204,11 @@ def test_more_tokens_than_asked_for_is_no_sound_count(tmp_path: Path) -> None:
     with rig({"dialect": "openai", "decode_tok_s": 300, "usage_extra_tokens": 64}) as server:
         run = measure(server, tmp_path, suite=suite(concurrency=(2,)))
     cell = run.cell("d/256/2")
-    assert cell.status == "doubtful" and "counters_disagree" in [f.name for f in cell.flags]
+    assert cell.status == "doubtful" and "counters_disagree" in flags(cell)
 
 
 @pytest.mark.usefixtures("same_heads")
 def test_a_tokenizer_call_that_lies_is_not_trusted(tmp_path: Path) -> None:
-    from flatout.engines.vllm import Vllm
-
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server, pytest.MonkeyPatch.context() as patch:
         patch.setattr(Vllm, "count_chat_tokens", lambda self, text: max(1, len(text) // 40))
         run = measure(server, tmp_path, suite=suite(prefill=(300,), decode=(300,), concurrency=(1,)))
@@ -244,19 +238,13 @@ def test_what_a_server_repeats_of_a_key_reaches_no_file(tmp_path: Path) -> None:
     for path in files:
         data = path.read_bytes()
         if path.suffix == ".npz":
-            import numpy as np
-
             with np.load(path) as archive:
                 data += archive["meta"].tobytes()
         assert key.encode() not in data and key[3:20].encode() not in data, path
 
 
 def test_gauges_that_say_nothing_are_replaced_by_probes(tmp_path: Path) -> None:
-    from flatout.engines.vllm import Vllm
-
     with rig({"dialect": "vllm", "decode_tok_s": 300}) as server, pytest.MonkeyPatch.context() as patch:
-        from flatout.engines.base import Live
-
         patch.setattr(Vllm, "live", lambda self: Live(t_ns=1))
         run = measure(server, tmp_path, drain_s=20.0)
     assert run.cell("d/256/1").decode is not None
@@ -264,8 +252,6 @@ def test_gauges_that_say_nothing_are_replaced_by_probes(tmp_path: Path) -> None:
 
 
 def test_t5_the_first_answer_stands_apart_from_the_first_token(tmp_path: Path) -> None:
-    import numpy as np
-
     thinking = 20
     with rig({"dialect": "vllm", "decode_tok_s": 200, "reasoning_tokens": thinking}) as server:
         run = measure(server, tmp_path, suite=suite(concurrency=(4,), max_output=60, time_s=3.0, min_time_s=3.0))
