@@ -13,7 +13,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
@@ -127,6 +127,7 @@ def changed(draw: st.DrawFn) -> Record:
     return record
 
 
+@example(records.record([records.decode("1K", 1024, 1, 5.0, reason="\r")]))
 @settings(max_examples=40, deadline=None)
 @given(changed())
 def test_csv_and_json_give_the_record_back(record: Record) -> None:

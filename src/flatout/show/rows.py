@@ -90,7 +90,7 @@ def _row(record: Record, cell: Cell) -> dict[str, Value]:
     for column in COLUMNS:
         value = column.value(record, cell)
         if value is not None and column.kind == "text":
-            value = clean(value, _TEXT_LIMIT)
+            value = clean(value, _TEXT_LIMIT) or None  # a text of nothing but control characters says nothing
         elif value is not None and column.kind == "float":
             value = float(value)
         row[column.name] = value
