@@ -25,11 +25,9 @@ from rich.console import Console
 from flatout.flags import Status
 from flatout.record import Record
 from flatout.run.events import CellDone, Control, Doing, Finished, Gauges, Note, Started
-from flatout.show.frame import frame
+from flatout.show.frame import Drawn, State, apply, frame
 from flatout.show.keys import key_of
-from flatout.show.layout import text_of
 from flatout.show.live import LiveView
-from flatout.show.state import State, apply
 from tests import records
 
 ROOT = Path(__file__).parents[1]
@@ -59,12 +57,15 @@ def state_of(record: Record, done: int, at_s: float = 100.0) -> State:
         apply(state, CellDone(cell), at_s)
     if done < len(todo):
         apply(state, Doing("measuring", todo[done].id, None, None, done / len(todo), 200.0), at_s)
-        apply(state, Gauges(todo[done].id, 8.0, 1.0, 0.43, 7, 8, 1760.0, MACHINE), at_s)
+        apply(state, Gauges(todo[done].id, 8.0, 1.0, 0.43, 7, 8, 1760.0, 1408.0, MACHINE), at_s)
     return state
 
 
 def shown(state: State, width: int = 80, height: int = 24, now_s: float = 100.0, **more: bool) -> list[str]:
-    return [text_of(content) for content in frame(state, width, height, now_s, **{"keys": True, **more})]
+    console = Console(file=io.StringIO(), width=width, height=height, color_system=None)
+    drawn = Drawn(frame(state, width, height, now_s, **{"keys": True, **more}))
+    lines = console.render_lines(drawn, console.options.update_dimensions(width, height))
+    return ["".join(part.text for part in line).rstrip() for line in lines]
 
 
 def test_a_frame_tells_what_matters() -> None:
@@ -74,13 +75,13 @@ def test_a_frame_tells_what_matters() -> None:
     text = "\n".join(lines)
     assert lines[0].startswith("Qwen/Qwen3.5-4B on H200 NVL 141 GB") and lines[0].endswith("full/1")
     assert "sglang 0.5.6" in lines[1] and "3 min 20 s left · 1 min 40 s gone" in lines[2]
-    assert lines[3] == "▸ measuring"
+    assert lines[3] == "▸ measuring  1,408 tok/s now"
     assert "server   8 running · 1 waiting · KV 43 %    streams  7 of 8 · 1,760 events/s" in text
     assert "machine  CPU 12 % · GPU 97 % · 512 W · 61 °C" in text
     assert "! the server refused return_token_ids" in text
     assert lines[-1] == "s skip · q stop"
     rows = {row.split()[0]: row.split()[1:] for row in lines if re.match(r" *\d+K ", row)}
-    assert rows["8K"] == ["37.1K", "454.2", "842.3", "1,509", "2,422!", "3,607", "4,657q", "▸", "now", "no", "room"]
+    assert rows["8K"] == ["37.1K", "454.2", "842.3", "1,509", "2,422!", "3,607", "4,657q", "▸1,408", "no", "room"]
     assert rows["16K"] == ["38.2K", "·", "·", "·", "·", "·", "·", "·", "no", "room"]
     assert rows["256K"] == ["12.2K"]
 
@@ -102,6 +103,33 @@ def test_a_wait_counts_down_and_is_bounded() -> None:
     assert "▸ draining" in text and "waiting for the server to become idle (it runs 3), at most 1 min 20 s more" in text
     apply(state, Doing("measuring", "d/8192/2"), 141.0)
     assert "waiting" not in "\n".join(shown(state, now_s=141.0)).replace("1 waiting", "")
+
+
+def test_the_time_left_only_counts_down_within_a_cell_and_moves_half_way_between_cells() -> None:
+    state = state_of(records.seed_page(), 8)
+    share = state.share_done
+    assert share is not None
+    for at_s, left_s in ((110.0, 220.0), (120.0, 240.0)):  # the pace so far, told again while one cell goes on
+        apply(state, Doing("measuring", "d/8192/2", None, None, share, left_s), at_s)
+        assert state.left_until_s == 300.0
+    apply(state, Doing("measuring", "d/8192/4", None, None, share + 0.1, 100.0), 130.0)
+    assert state.left_until_s == 265.0
+    assert "a little longer" in "\n".join(shown(state, now_s=270.0))
+
+
+def test_rows_and_columns_without_room_are_counted() -> None:
+    state = state_of(records.seed_page(), 13)
+    assert "… 2 more rows" in "\n".join(shown(state, 80, 18))
+    assert "… 2 more rows and 4 more columns" in "\n".join(shown(state, 50, 18))
+    assert "no room for the table" in "\n".join(shown(state, 80, 12))
+
+
+def test_a_long_step_tells_for_how_long() -> None:
+    state = State()
+    apply(state, Doing("asking the server"), 0.0)
+    assert "for 12 s so far" in "\n".join(shown(state, now_s=12.0)) and "so far" not in "\n".join(
+        shown(state, now_s=2.0)
+    )
 
 
 def test_the_record_may_change_under_the_view() -> None:
@@ -147,7 +175,7 @@ def test_the_running_cell_is_always_in_view() -> None:
     for done in (7, 12, 20, 35, 36):
         state = state_of(records.seed_page(), done)
         for size in ((60, 18), (44, 16), (80, 24), (140, 40)):
-            assert "▸ now" in "\n".join(shown(state, *size)), (done, size)
+            assert re.search("▸ ?1,408", "\n".join(shown(state, *size))), (done, size)
 
 
 @pytest.mark.parametrize(

@@ -292,7 +292,7 @@ class _Go:
         if now - self._shown < SHOW_S:
             return
         status, live = self._session.pool.status(), self._poller.latest
-        rate = None
+        rate, per_event = None, self._session.tokens_per_event
         if self._last is not None and status.t_ns > self._last[0]:
             rate = (status.events - self._last[1]) / ((status.t_ns - self._last[0]) / 1e9)
         self._shown, self._last = now, (status.t_ns, status.events)
@@ -306,6 +306,7 @@ class _Go:
                 status.in_flight,
                 self._planned.concurrency,
                 rate,
+                rate * per_event if rate is not None and per_event is not None else None,
                 self._session.machine_now(),
             )
         )

@@ -45,6 +45,7 @@ class CellDone:
 class Gauges:
     """A reading while a cell runs: the server's gauges (None where it has none), the load's state, the machine.
 
+    `tok_s`: the speed since the last reading, None where it is not known how many tokens an event has.
     `machine`: latest telemetry by name with unit, such as `cpu_percent`, `gpu_power_w`.
     """
 
@@ -55,6 +56,7 @@ class Gauges:
     in_flight: int | None = None
     asked: int | None = None
     events_s: float | None = None
+    tok_s: float | None = None
     machine: dict[str, float | None] = field(default_factory=dict)
 
 

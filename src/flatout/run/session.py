@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from flatout.calibration import Calibration
@@ -84,7 +84,7 @@ class Session:
     spent_output: int = 0
     jobs: int = 0
     order: int = 0
-    started_ns: int = field(default_factory=time.monotonic_ns)
+    pace_from: tuple[int, int] | None = None
 
     def say(self, text: str, level: str = "info") -> None:
         self.listener(Note(text, level))
@@ -99,19 +99,28 @@ class Session:
     def doing(
         self, text: str, cell: PlannedCell | None = None, wait_for: str | None = None, until_s: float | None = None
     ) -> None:
+        if cell is not None and self.pace_from is None:
+            self.pace_from = (time.monotonic_ns(), self._settled())
         share, left_s = self.progress()
         self.listener(Doing(text, cell.id if cell else None, wait_for, until_s, share, left_s))
 
     def progress(self) -> tuple[float, float | None]:
-        """Share of the cells that have their status, and the seconds left at the pace so far (None at the start)."""
-        measured = [c for c in self.planned if c.verdict == "measure"]
-        if not measured:
+        """Share of the cells that have their status, and the seconds left at the pace since the first cell began (None
+        before one has its status: the warm-up tells nothing of the pace)."""
+        total = sum(cell.verdict == "measure" for cell in self.planned)
+        if not total:
             return 1.0, 0.0
-        statuses = {c.id: c for c in self.record.cells}
-        done = sum(1 for c in measured if statuses[c.id].finished is not None)
-        spent_s = (time.monotonic_ns() - self.started_ns) / 1e9
-        left_s = spent_s / done * (len(measured) - done) if done else None
-        return done / len(measured), left_s
+        settled = self._settled()
+        since_ns, before = self.pace_from or (0, settled)
+        if settled == before:
+            return settled / total, None
+        spent_s = (time.monotonic_ns() - since_ns) / 1e9
+        return settled / total, spent_s / (settled - before) * (total - settled)
+
+    def _settled(self) -> int:
+        """Cells to be measured that have their status."""
+        finished = {cell.id for cell in self.record.cells if cell.finished is not None}
+        return sum(cell.verdict == "measure" and cell.id in finished for cell in self.planned)
 
     def cell(self, cell_id: str) -> Cell:
         return next(c for c in self.record.cells if c.id == cell_id)

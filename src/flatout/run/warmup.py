@@ -49,11 +49,11 @@ def work(session: Session) -> None:
 def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
     n = min(cell.concurrency, session.limits.max_running or cell.concurrency)
     what = f"{n} at once, {tokens:,} tokens of prompt"
-    session.doing(f"warming up: {what}")
     session.afford(n * tokens * 2, n * cell.max_output)
     prompts = [session.prompter.make(f"w/{tokens}/{n}/{i}", tokens) for i in range(n)]
     speeds: list[float | None] = []
     for _ in range(MOST_GOES):
+        session.doing(f"warming up: {what}", wait_for=_so_far(speeds, "events/s"))
         session.check()
         session.afford(n * tokens * 2, n * cell.max_output * 2)
         speed, error = _go(session, [stream(session.shape, content_of(p), cell.max_output) for p in prompts], tokens)
@@ -65,6 +65,12 @@ def _streams(session: Session, cell: PlannedCell, tokens: int) -> Warmup:
         if repeats(speeds):
             break
     return Warmup(what=what, speeds=speeds, unit="events/s", repeats=repeats(speeds))
+
+
+def _so_far(speeds: list[float | None], unit: str) -> str:
+    """What a warm-up waits for: an engine compiles and captures graphs when first used."""
+    known = [f"{speed:,.0f}" for speed in speeds if speed is not None]
+    return "the speed to repeat" + (f" (so far {', '.join(known[-3:])} {unit})" if known else "")
 
 
 def _go(session: Session, streams: list[Stream], tokens: int) -> tuple[float | None, str | None]:
@@ -95,7 +101,7 @@ def _long(session: Session, cell: PlannedCell) -> Warmup:
     speeds: list[float | None] = []
     goes = MOST_GOES if tokens < LONG_FROM_TOKENS else 1
     for go in range(goes):
-        session.doing(f"warming up: {what}")
+        session.doing(f"warming up: {what}", wait_for=_so_far(speeds, "tok/s"))
         session.check()
         session.afford(tokens, 1)
         samples = send_alone(session, "warm-up", session.prompter.make(f"w/{tokens}/long/{go}", tokens)).samples

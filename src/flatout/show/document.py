@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from flatout.show import safe
-from flatout.show.safe import HARD_SPACE
+from flatout.show.safe import GLUE, HARD_SPACE
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -25,8 +25,6 @@ TEXT_WIDEST: Final = 110
 """Sentences are not set wider than they can be read, however wide the terminal."""
 _FOLDED: Final = 34  # columns of a text that may go on below, in a table
 _SUPERSCRIPT: Final = str.maketrans("abcdefghijklmnoprstuvwxyz", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲᵏˡᵐⁿᵒᵖʳˢᵗᵘᵛʷˣʸᶻ")
-_GLUE: Final = "\ue000"
-"""Stands for HARD_SPACE while rich folds lines, which breaks at every space. Harmless text has none of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,7 @@ def _captured(document: Document, console: Console, width: int) -> str:
                 continue
             for part in [Text("")] if block is None else _rendered(block, width):
                 console.print(part, width=width, highlight=False)
-    return capture.get().replace(_GLUE, " ")
+    return capture.get().replace(GLUE, " ")
 
 
 def _spaced(document: Document) -> Iterator[Block | None]:
@@ -154,7 +152,7 @@ def _spaced(document: Document) -> Iterator[Block | None]:
 
 def _shown(text: str, limit: int = 4000) -> str:
     shown = safe.clean(text, limit, keep=HARD_SPACE)
-    return shown.replace(" %", f"{_GLUE}%").replace(" × ", f"{_GLUE}×{_GLUE}").replace(HARD_SPACE, _GLUE)
+    return shown.replace(" %", f"{GLUE}%").replace(" × ", f"{GLUE}×{GLUE}").replace(HARD_SPACE, GLUE)
 
 
 def _rendered(block: Block, width: int) -> Iterator[RenderableType]:
@@ -257,7 +255,7 @@ def _band(
 
     shown = Grid(box=None, padding=(0, gap, 0, 0), pad_edge=False, header_style="dim")
     for i in chosen:
-        column, pad = table.columns[i], _GLUE * (marks[i] + 1 if marks[i] else 0)
+        column, pad = table.columns[i], GLUE * (marks[i] + 1 if marks[i] else 0)
         name = Text(_shown_lines(column.name) + pad, column.style or "dim")
         shown.add_column(name, justify=column.align, no_wrap=not column.folds, max_width=wide[i])
     for row in grid:
@@ -284,9 +282,9 @@ def _cell_text(cell: Cell, marks: int) -> Text:
     from rich.text import Text
 
     text = Text()
-    pad = _GLUE * (marks + 1) if marks else ""  # rich takes spaces off a line's end
+    pad = GLUE * (marks + 1) if marks else ""
     text.append(cell.text, cell.style or None)
-    text.append(f" {cell.mark.ljust(marks, _GLUE)}" if cell.mark else pad, "magenta")
+    text.append(f" {cell.mark.ljust(marks, GLUE)}" if cell.mark else pad, "magenta")
     for part, style in ((cell.below, "dim"), (cell.word, cell.word_style)):
         text.append(f"\n{part}{pad}" if part else "", style)
     return text

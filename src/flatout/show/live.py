@@ -1,7 +1,7 @@
 """The live view: a thread of the conductor's process draws the state of the run, at most four times a second.
 
 The measuring process knows nothing of it. The view has the terminal's second screen to itself and gives the first one
-back as it was; the caller prints the tables there (`show.table`).
+back as it was; the caller prints the tables there (`show.result`).
 """
 
 from __future__ import annotations
@@ -16,17 +16,14 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from flatout.run.events import Control, Event
-from flatout.show.frame import SMALLEST, frame
+from flatout.show.frame import SMALLEST, Drawn, State, apply, frame
 from flatout.show.keys import Keys
 from flatout.show.plain import PlainView
-from flatout.show.safe import for_encoding
-from flatout.show.state import State, apply
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.control import Control as ScreenControl
     from rich.live import Live
-    from rich.text import Text
 
 SHORTEST_S: Final = 0.25
 LONGEST_S: Final = 1.0
@@ -141,7 +138,7 @@ class LiveView:
             self._control.skip()
             with self._state_lock:
                 running = self._state.running
-                self._state.said = "skipping the cell" if running is not None else "skipping"
+                self._state.answer = "skipping the cell" if running is not None else "skipping"
         self._changed.set()
 
     def _work(self) -> None:
@@ -160,14 +157,12 @@ class LiveView:
             state = self._state.snapshot()
         live = self._live
         width, height = self._console.size
-        lines = frame(
-            state, width, height, self._clock(), keys=self._with_keys, stopping=self._control.stopping
-        )  # fmt: skip
-        text = _text(lines, self._console.encoding)
+        stopping = self._control.stopping
+        drawn = Drawn(frame(state, width, height, self._clock(), keys=self._with_keys, stopping=stopping))
         with self._draw_lock, self._console:  # the console's context makes one write of all
             if live is not None and self._on_screen and not self._end.is_set():
                 self._console.control(_raw(BEGIN_FRAME))
-                live.update(text, refresh=True)
+                live.update(drawn, refresh=True)
                 self._console.control(_raw(END_FRAME))
 
     def _fall_back(self, error: Exception) -> None:
@@ -190,18 +185,6 @@ def _can_draw(console: Console) -> bool:
     except (OSError, ValueError, AttributeError):
         return False
     return console.size.width >= SMALLEST[0] and console.size.height >= SMALLEST[1]
-
-
-def _text(lines: list[tuple[tuple[str, str], ...]], encoding: str) -> Text:
-    from rich.text import Text
-
-    text = Text(no_wrap=True, overflow="crop", end="")
-    for number, content in enumerate(lines):
-        if number:
-            text.append("\n")
-        for part, style in content:
-            text.append(for_encoding(part, encoding), style or None)
-    return text
 
 
 def _raw(controls: str) -> ScreenControl:

@@ -8,11 +8,14 @@ import time
 from collections.abc import Callable
 from typing import IO, Final
 
+from flatout import metrics
+from flatout.metrics import BY_NAME
 from flatout.record import Cell
 from flatout.run.events import CellDone, Doing, Event, Finished, Gauges, Note, Started
 from flatout.show import about, numbers
 from flatout.show.safe import HARD_SPACE, clean, for_encoding
 
+_EACH: Final = BY_NAME["per_request_tok_s"]
 REPEAT_S: Final = 30.0
 """A step that goes on shows again after this, so that a log never looks dead."""
 _DIGITS: Final = re.compile(r"[\d.,]+")
@@ -97,20 +100,12 @@ def cell_text(cell: Cell) -> str:
         told = about.status_word(cell.status)
         why = clean(cell.reason or cell.error or "", 300)
         return f"{parts[0]}  {told}" + (f": {why}" if why else "")
-    if cell.decode is not None:
-        d = cell.decode
-        rate, ttft_ms, each_tok_s = d.total_tok_s, d.ttft_ms.p50, d.per_request_tok_s.p50
-    elif cell.burst is not None:
-        rate, ttft_ms, each_tok_s = cell.burst.end_to_end_tok_s, cell.burst.ttft_ms.p50, None
-    elif cell.prefill is not None:
-        rate, ttft_ms, each_tok_s = cell.prefill.prefill_tok_s, cell.prefill.ttft_ms.p50, None
-    else:
-        return f"{parts[0]}  {about.status_word(cell.status)}"
-    spread = numbers.interval(rate.value, rate.low, rate.high)
-    parts.append(f"{numbers.rate(rate.value)} tok/s" + (f" {spread}" if spread != numbers.NONE else ""))
-    parts.append(f"TTFT {numbers.ms(ttft_ms)}")
-    if each_tok_s is not None:
-        parts.append(f"each {numbers.rate(each_tok_s)} tok/s")
+    speed, ttft, each = (metrics.read(cell, m) for m in (metrics.SPEED[cell.phase], BY_NAME["ttft_ms"], _EACH))
+    spread = numbers.interval(speed.number, speed.low, speed.high)
+    parts.append(f"{numbers.rate(speed.number)} tok/s" + (f" {spread}" if spread != numbers.NONE else ""))
+    parts.append(f"TTFT {numbers.ms(ttft.number)}")
+    if each.number is not None and cell.phase == "decode":
+        parts.append(f"each {numbers.rate(each.number)} tok/s")
     flags = ", ".join(dict.fromkeys(clean(flag.name, 40).replace("_", " ") for flag in cell.flags))
     status = "" if cell.status == "valid" else about.status_word(cell.status)
     parts.append(": ".join(part for part in (status, flags) if part))

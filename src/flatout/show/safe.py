@@ -9,6 +9,9 @@ from typing import Final
 
 HARD_SPACE: Final = "\u00a0"
 """A space at which no writer breaks a line. Clean text has none of its own."""
+GLUE: Final = "\ue000"
+"""Stands for a space while rich lays out, which breaks lines at every space and takes them off a line's end. Clean text
+has none of its own."""
 SHOWN_FOR_HARMFUL: Final = "\ufffd"
 _SPACES: Final = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029")
 _HARMFUL: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
