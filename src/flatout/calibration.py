@@ -157,13 +157,13 @@ def path_for(key: MachineKey, version: str = __version__) -> Path:
     return directory() / f"calibration-{version}-{key.digest()}.json"
 
 
-def save(made: Calibration) -> Path:
+def save(calibration: Calibration) -> Path:
     """Keeps the calibration as this machine's newest; written beside and renamed. Raises OSError."""
-    path = path_for(made.machine, made.version)
+    path = path_for(calibration.machine, calibration.version)
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        beside.write_text(made.model_dump_json(indent=1), encoding="utf-8")
+        beside.write_text(calibration.model_dump_json(indent=1), encoding="utf-8")
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)

@@ -460,10 +460,10 @@ def dump(record: Record) -> str:
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of the record (`docs/flatout-record-1.schema.json` is made from it)."""
-    made = Record.model_json_schema()
-    made["$schema"] = "https://json-schema.org/draft/2020-12/schema"
-    made["title"] = FORMAT
-    return made
+    document = Record.model_json_schema()
+    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    document["title"] = FORMAT
+    return document
 
 
 if __name__ == "__main__":

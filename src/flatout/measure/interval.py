@@ -95,12 +95,12 @@ def batch_interval(bins: F64, *, looks: int = 1) -> tuple[float, float, int] | s
     Student's t with the error of `mean_error`, the quantile corrected for skewness (Willink 2005) as in Skart. `looks`:
     Bonferroni's correction for how many ends the window could have had.
     """
-    found = mean_error(bins)
-    if isinstance(found, str):
-        return found
-    t = t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks, round(found.df, 1))
-    error = math.sqrt(found.variance)
-    return _willink(t, found.skew) * error, -_willink(-t, found.skew) * error, found.batches
+    mean = mean_error(bins)
+    if isinstance(mean, str):
+        return mean
+    t = t_quantile(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks, round(mean.df, 1))
+    error = math.sqrt(mean.variance)
+    return _willink(t, mean.skew) * error, -_willink(-t, mean.skew) * error, mean.batches
 
 
 def _lag1(values: F64) -> float:
@@ -159,10 +159,10 @@ def rate_interval(
     switches = few_switches(bins, least_run=3)
     if switches is not None:
         return Rate(value=value, reason=rarely(switches))
-    found = batch_interval(bins, looks=looks)
-    if isinstance(found, str):
-        return Rate(value=value, reason=found)
-    below, above, batches = found
+    distances = batch_interval(bins, looks=looks)
+    if isinstance(distances, str):
+        return Rate(value=value, reason=distances)
+    below, above, batches = distances
     paused = paused or PauseShare()
     beside = NormalDist().inv_cdf(1.0 - (1.0 - CONFIDENCE) / 2.0 / looks) * paused.deviation * value
     low = min(centre, value) / (1.0 + max(paused.excess, 0.0)) - math.hypot(below / bin_s, beside)
@@ -316,8 +316,8 @@ class _Ordered:
         return fewest
 
     def ends(self, independent: float, q: float) -> tuple[float, float] | None:
-        found = _fractions(round(independent, 1 if independent < 1000 else 0), q)
-        return (self.at(found[0]), self.at(found[1])) if found else None
+        shares = _fractions(round(independent, 1 if independent < 1000 else 0), q)
+        return (self.at(shares[0]), self.at(shares[1])) if shares else None
 
 
 def quantile_intervals(
@@ -334,21 +334,21 @@ def quantile_intervals(
     an interval comes from those windows in which it came out high: so half of what is needed is taken off.
     """
     data, fewest = _Ordered(values, weights, where, parts), math.inf
-    found: list[tuple[float, float] | str] = []
+    intervals: list[tuple[float, float] | str] = []
     for q in quantiles:
         number = _fewest_around(data, q)
         fewest = 0.0 if isinstance(number, str) else min(fewest, number)
         if isinstance(number, str):
-            found.append(number)
+            intervals.append(number)
             continue
         least = least_independent(q)
         ends = data.ends(max(float(least), number - least / 2.0), q) if fewest >= least else None
         if ends is None:
             have = f"it has about {fewest:,.0f}" if fewest > 0 else "they depend on each other for too long"
-            found.append(f"needs {least} independent {what}: {have}")
+            intervals.append(f"needs {least} independent {what}: {have}")
         else:
-            found.append((min(ends[0], data.at(q)), max(ends[1], data.at(q))))
-    return found
+            intervals.append((min(ends[0], data.at(q)), max(ends[1], data.at(q))))
+    return intervals
 
 
 def _fewest_around(data: _Ordered, q: float) -> float | str:
@@ -369,10 +369,10 @@ def section_interval(sections: Sequence[float], *, centre: float) -> tuple[float
     with too few sections.
     """
     data = np.asarray(sections, dtype=np.float64)
-    found = batch_interval(data)
-    if isinstance(found, str):
+    distances = batch_interval(data)
+    if isinstance(distances, str):
         return None
-    below, above, _ = found
+    below, above, _ = distances
     mean = float(data.mean())
     # A section's percentile is that of fewer samples, so their mean may lie beside the centre.
     return min(centre - below, mean), max(centre + above, mean)

@@ -90,14 +90,14 @@ def ttft(samples: Samples, trace: Trace, t0_ns: int, t1_ns: int) -> Distribution
 def first_answer(samples: Samples, t0_ns: int, t1_ns: int) -> Distribution | None:
     """Time from send to the first token that is not reasoning, of the requests for which that
     falls in the window. None where no request reasoned: it is the TTFT then."""
-    told = samples.first_answer_ns >= 0
-    if not bool((told & (samples.first_answer_ns > samples.first_token_ns)).any()):
+    answered = samples.first_answer_ns >= 0
+    if not bool((answered & (samples.first_answer_ns > samples.first_token_ns)).any()):
         return None
-    inside = told & (samples.first_answer_ns >= t0_ns) & (samples.first_answer_ns < t1_ns)
+    inside = answered & (samples.first_answer_ns >= t0_ns) & (samples.first_answer_ns < t1_ns)
     values = (samples.first_answer_ns - samples.send_ns)[inside].astype(np.float64) * _MS
-    found = distribution(values, empty="no answer began in the window")
+    times = distribution(values, empty="no answer began in the window")
     return with_intervals(
-        found, _over_requests(values, np.zeros(len(values), np.bool_), samples.first_answer_ns[inside])
+        times, _over_requests(values, np.zeros(len(values), np.bool_), samples.first_answer_ns[inside])
     )
 
 
@@ -114,8 +114,8 @@ def _ttft_of(samples: Samples, trace: Trace, came: Mask, waiting: Mask, t1_ns: i
     values = np.concatenate((trace.first_ns[came] - samples.send_ns[came], (ends - samples.send_ns)[waiting])) * _MS
     cut = np.concatenate((np.zeros(int(came.sum()), dtype=np.bool_), np.ones(int(waiting.sum()), dtype=np.bool_)))
     when = np.concatenate((trace.first_ns[came], ends[waiting]))
-    found = distribution(values, censored=cut, empty="no first token came in the window", whose=whose)
-    return with_intervals(found, _over_requests(values, cut, when))
+    times = distribution(values, censored=cut, empty="no first token came in the window", whose=whose)
+    return with_intervals(times, _over_requests(values, cut, when))
 
 
 def _over_requests(values: F64, cut: Mask, when_ns: I64) -> Ends:
@@ -131,8 +131,8 @@ def _over_requests(values: F64, cut: Mask, when_ns: I64) -> Ends:
     def judged(v: F64) -> list[End]:
         return quantile_intervals(v, np.ones(n), order * count // n, count, list(QUANTILES.values()), what="requests")
 
-    found = [_TOGETHER if end == WANDERED else end for end in _two_ended(values, cut, judged)]
-    return dict(zip(QUANTILES, found, strict=True))
+    ends = [_TOGETHER if end == WANDERED else end for end in _two_ended(values, cut, judged)]
+    return dict(zip(QUANTILES, ends, strict=True))
 
 
 def _by_order(values: F64, cut: Mask, q: float) -> End:
@@ -140,19 +140,19 @@ def _by_order(values: F64, cut: Mask, q: float) -> End:
     return _two_ended(values, cut, lambda v: [order_interval(v, q) or few])[0]
 
 
-def _two_ended(values: F64, cut: Mask, made: Callable[[F64], list[End]]) -> list[End]:
+def _two_ended(values: F64, cut: Mask, intervals: Callable[[F64], list[End]]) -> list[End]:
     """Intervals of values of which some were cut: lower ends take those at what they waited, upper ones as endless."""
-    low = made(values)
+    low = intervals(values)
     if not cut.any():
         return low
-    found: list[End] = []
-    for a, b in zip(low, made(np.where(cut, np.inf, values)), strict=True):
+    ends: list[End] = []
+    for a, b in zip(low, intervals(np.where(cut, np.inf, values)), strict=True):
         if isinstance(a, str) or isinstance(b, str):
-            found.append(a if isinstance(a, str) else b)
+            ends.append(a if isinstance(a, str) else b)
         else:
             endless = "too many were cut before they showed how long they last"
-            found.append((a[0], b[1]) if np.isfinite(b[1]) else endless)
-    return found
+            ends.append((a[0], b[1]) if np.isfinite(b[1]) else endless)
+    return ends
 
 
 def all_ttft(samples: Samples, trace: Trace) -> Distribution:
@@ -211,34 +211,34 @@ def _open_silence(samples: Samples, request: I64, last_ns: I64, t1_ns: int) -> I
     return np.where(ended_well, 0, np.maximum(until - last_ns, 0))
 
 
-def itl(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
+def itl(inside: Parts, t0_ns: int, t1_ns: int) -> Distribution:
     """Token-weighted time between tokens, ms per token, with intervals that allow for gaps which depend on each other
     (those of one engine step, of one slow moment)."""
     result = distribution(
-        found.gap_ms,
-        weights=found.gap_tokens,
-        censored=found.gap_cut,
+        inside.gap_ms,
+        weights=inside.gap_tokens,
+        censored=inside.gap_cut,
         empty=f"no request had {LEAST_TOKENS} tokens in the window",
         what="gaps",
     )
     if result.p50 is None:
         return result
     sections = []
-    for mine in _sections(found, t0_ns, t1_ns):
-        middle = quantile(found.gap_ms[mine], found.gap_tokens[mine], found.gap_cut[mine], 0.5)
+    for mine in _sections(inside, t0_ns, t1_ns):
+        middle = quantile(inside.gap_ms[mine], inside.gap_tokens[mine], inside.gap_cut[mine], 0.5)
         if middle is not None and not middle[1]:
             sections.append(middle[0])
     unsteady = _unsteady(sections)
     if unsteady:
         return with_intervals(result, dict.fromkeys(QUANTILES, unsteady))
-    usual_ns = float(np.median(found.gap_ms * found.gap_tokens)) / _MS
+    usual_ns = float(np.median(inside.gap_ms * inside.gap_tokens)) / _MS
     count = int(np.clip((t1_ns - t0_ns) / max(_BIN_GAPS * usual_ns, 1.0), 1, BINS))
-    where = ((found.gap_end_ns - t0_ns) * count // max(t1_ns - t0_ns, 1)).clip(0, count - 1)
+    where = ((inside.gap_end_ns - t0_ns) * count // max(t1_ns - t0_ns, 1)).clip(0, count - 1)
 
     def judged(v: F64) -> list[End]:
-        return quantile_intervals(v, found.gap_tokens, where, count, list(QUANTILES.values()), what="gaps")
+        return quantile_intervals(v, inside.gap_tokens, where, count, list(QUANTILES.values()), what="gaps")
 
-    return with_intervals(result, dict(zip(QUANTILES, _two_ended(found.gap_ms, found.gap_cut, judged), strict=True)))
+    return with_intervals(result, dict(zip(QUANTILES, _two_ended(inside.gap_ms, inside.gap_cut, judged), strict=True)))
 
 
 def _unsteady(sections: Sequence[float]) -> str | None:
@@ -252,26 +252,26 @@ def _unsteady(sections: Sequence[float]) -> str | None:
     return None
 
 
-def _sections(found: Parts, t0_ns: int, t1_ns: int) -> list[Mask]:
+def _sections(inside: Parts, t0_ns: int, t1_ns: int) -> list[Mask]:
     """The gaps that end in each of 32 sections of the window, where there are at least 8."""
-    where = ((found.gap_end_ns - t0_ns) * _SECTIONS // max(t1_ns - t0_ns, 1)).clip(0, _SECTIONS - 1)
+    where = ((inside.gap_end_ns - t0_ns) * _SECTIONS // max(t1_ns - t0_ns, 1)).clip(0, _SECTIONS - 1)
     return [mine for s in range(_SECTIONS) if (mine := where == s).sum() >= _SECTION_GAPS]
 
 
-def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
+def tpot(inside: Parts, t0_ns: int, t1_ns: int) -> Distribution:
     """TPOT over requests (one value each), ms. Requests that run together share the server's good and bad moments: the
     interval of p50 is the wider of that over requests and that over 32 sections of the window, and those of p90 and
     p99, over requests, take the sections' share in squares."""
     result = distribution(
-        found.tpot_ms, censored=found.cut, empty=f"no request had {LEAST_TOKENS} tokens in the window"
+        inside.tpot_ms, censored=inside.cut, empty=f"no request had {LEAST_TOKENS} tokens in the window"
     )
     if result.p50 is None:
         return result
     sections = []
-    parts_count = len(found.tpot_ms)
-    for mine in _sections(found, t0_ns, t1_ns):
-        time = np.bincount(found.gap_part[mine], found.gap_ms[mine] * found.gap_tokens[mine], parts_count)
-        tokens = np.bincount(found.gap_part[mine], found.gap_tokens[mine], parts_count)
+    parts_count = len(inside.tpot_ms)
+    for mine in _sections(inside, t0_ns, t1_ns):
+        time = np.bincount(inside.gap_part[mine], inside.gap_ms[mine] * inside.gap_tokens[mine], parts_count)
+        tokens = np.bincount(inside.gap_part[mine], inside.gap_tokens[mine], parts_count)
         sections.append(float(np.median(time[tokens > 0] / tokens[tokens > 0])))
     pace = _unsteady(sections) or section_interval(sections, centre=result.p50) or "too few tokens for an interval"
     if isinstance(pace, str):
@@ -279,7 +279,7 @@ def tpot(found: Parts, t0_ns: int, t1_ns: int) -> Distribution:
     below, above = (result.p50 - pace[0]) / result.p50, (pace[1] - result.p50) / result.p50
     ends: Ends = {}
     for name, q in QUANTILES.items():
-        own, value = _by_order(found.tpot_ms, found.cut, q), getattr(result, name)
+        own, value = _by_order(inside.tpot_ms, inside.cut, q), getattr(result, name)
         if name == "p50":
             ends[name] = pace if isinstance(own, str) else (min(pace[0], own[0]), max(pace[1], own[1]))
         elif isinstance(own, str) or value is None:

@@ -40,18 +40,18 @@ def looping(text: str) -> bool | None:
 def _occurrences(data: bytes, start: int) -> Iterator[int]:
     """Where else the piece at `start` stands, nearest first on each side."""
     piece = data[start : start + _PROBE]
-    found = start
+    at = start
     for _ in range(_CANDIDATES):
-        found = data.rfind(piece, 0, found + _PROBE - 1)
-        if found < 0:
+        at = data.rfind(piece, 0, at + _PROBE - 1)
+        if at < 0:
             break
-        yield found
-    found = start
+        yield at
+    at = start
     for _ in range(_CANDIDATES):
-        found = data.find(piece, found + 1)
-        if found < 0:
+        at = data.find(piece, at + 1)
+        if at < 0:
             break
-        yield found
+        yield at
 
 
 def _covered(array: npt.NDArray[np.uint8], period: int, position: int) -> int:

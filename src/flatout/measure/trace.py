@@ -72,12 +72,12 @@ def build(samples: Samples, counts: TokenCounts) -> Trace:
 def _first_tokens(samples: Samples, rows: I64, owner: I64, counts: TokenCounts) -> I64:
     """Earliest content arrival of each request; where every event was empty but counted, the earliest counted one."""
     far = np.iinfo(np.int64).max
-    found = np.full(samples.requests, far, dtype=np.int64)
+    first_ns = np.full(samples.requests, far, dtype=np.int64)
     is_content = content(samples)[rows]
-    np.minimum.at(found, owner[is_content], samples.t_ns[rows[is_content]])
-    counted = (counts.tokens[rows] > 0) & (found[owner] == far)
-    np.minimum.at(found, owner[counted], samples.t_ns[rows[counted]])
-    return np.where(found == far, -1, found)
+    np.minimum.at(first_ns, owner[is_content], samples.t_ns[rows[is_content]])
+    counted = (counts.tokens[rows] > 0) & (first_ns[owner] == far)
+    np.minimum.at(first_ns, owner[counted], samples.t_ns[rows[counted]])
+    return np.where(first_ns == far, -1, first_ns)
 
 
 def joined(trace: Trace) -> Trace:
@@ -102,7 +102,7 @@ def joined(trace: Trace) -> Trace:
 
 def _later_starts(t_ns: I64, starts: npt.NDArray[np.bool_]) -> list[int]:
     """Rows at which a chain of close arrivals has gone on for longer than TOGETHER_NS since its arrival's first."""
-    found = []
+    later = []
     begins = np.flatnonzero(starts)
     ends = np.append(begins[1:], len(starts))
     long = t_ns[ends - 1] - t_ns[begins] > TOGETHER_NS
@@ -111,5 +111,5 @@ def _later_starts(t_ns: I64, starts: npt.NDArray[np.bool_]) -> list[int]:
         for row, t in enumerate(t_ns[begin:end].tolist(), begin):
             if t - since > TOGETHER_NS:
                 since = t
-                found.append(row)
-    return found
+                later.append(row)
+    return later

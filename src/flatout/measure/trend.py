@@ -120,10 +120,10 @@ def few_switches(values: Sequence[float] | F64, *, least_run: int = 1) -> int | 
     """How often a series (bins or sections of the window, in order) changed between two levels; None where it has one
     level, or changed so often that the window shows how much time each takes. `least_run`: see `modes`."""
     series = batches(np.asarray(values, dtype=np.float64))
-    found = modes(series, least=3, least_run=least_run)
-    if found is None:
+    levels = modes(series, least=3, least_run=least_run)
+    if levels is None:
         return None
-    switches = int(np.count_nonzero(np.diff(series < (found.low + found.high) / 2.0)))
+    switches = int(np.count_nonzero(np.diff(series < (levels.low + levels.high) / 2.0)))
     return switches if switches < LEAST_SWITCHES else None
 
 

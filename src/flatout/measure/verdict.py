@@ -214,8 +214,8 @@ def _length_flags(asked: float | None, got: float | None, given: Given) -> Itera
     """Fault T7: the asked and the real length, over the requests that ended well."""
     if asked is None or got is None or got >= (1.0 - EARLY_STOP_SHARE) * asked:
         return
-    told = "although told to ignore the end token" if given.exact_length_asked else "at the model's own end token"
-    yield _flag(Flag.EARLY_STOP, f"answers ended after {got:.0f} of {asked:.0f} tokens in the mean, {told}")
+    why = "although told to ignore the end token" if given.exact_length_asked else "at the model's own end token"
+    yield _flag(Flag.EARLY_STOP, f"answers ended after {got:.0f} of {asked:.0f} tokens in the mean, {why}")
 
 
 def _sample_flags(figures: record.DecodeFigures) -> Iterator[record.Flag]:
@@ -286,24 +286,24 @@ def client_limits(check: SelfCheck) -> list[str]:
 
     With kernel stamps a late read moves no stamp; it counts once events share one, or the server may have had to wait.
     """
-    found = _pauses(check)
+    limits = _pauses(check)
     if check.wall_s > 0 and check.cpu_s / check.wall_s > CPU_FULL:
-        found.append(f"the reading process used {check.cpu_s / check.wall_s:.0%} of its core")
+        limits.append(f"the reading process used {check.cpu_s / check.wall_s:.0%} of its core")
     if check.lag_p99_ns is not None and check.lag_p99_ns > LAG_P99_NS:
-        found.append(f"1 % of the reads were over {check.lag_p99_ns / 1e6:.0f} ms late")
+        limits.append(f"1 % of the reads were over {check.lag_p99_ns / 1e6:.0f} ms late")
     worst = max(check.lag_max_ns, default=check.lag_worst_ns or 0)
     if worst > LAG_WORST_NS:
-        found.append(f"a read in the window was {worst / 1e6:.0f} ms late")
+        limits.append(f"a read in the window was {worst / 1e6:.0f} ms late")
     if check.clock == "kernel":
         if check.reads and check.merged_reads / check.reads > MERGED_SHARE:
-            found.append(f"{check.merged_reads / check.reads:.1%} of the reads took events together that came apart")
+            limits.append(f"{check.merged_reads / check.reads:.1%} of the reads took events together that came apart")
         if check.reads and check.unstamped_reads / check.reads > UNSTAMPED_SHARE:
-            found.append(f"{check.unstamped_reads / check.reads:.1%} of the reads had no kernel stamp")
+            limits.append(f"{check.unstamped_reads / check.reads:.1%} of the reads had no kernel stamp")
         if check.realtime_offset_steps:
-            found.append(f"the wall clock was set {check.realtime_offset_steps} times, which moves kernel stamps")
+            limits.append(f"the wall clock was set {check.realtime_offset_steps} times, which moves kernel stamps")
     elif check.gc_longest_ns > USER_PAUSE_NS:
-        found.append(f"a garbage collection paused reading for {check.gc_longest_ns / 1e6:.0f} ms")
-    return found
+        limits.append(f"a garbage collection paused reading for {check.gc_longest_ns / 1e6:.0f} ms")
+    return limits
 
 
 def _pauses(check: SelfCheck) -> list[str]:

@@ -195,8 +195,8 @@ def inside(points: Sequence[Live], t0_ns: int, t1_ns: int) -> list[Live]:
 
 def gauge(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> tuple[I64, F64]:
     """Times and values of one gauge in the window."""
-    found = [(p.t_ns, value) for p in inside(points, t0_ns, t1_ns) if (value := getattr(p, name)) is not None]
-    return np.array([t for t, _ in found], dtype=np.int64), np.array([v for _, v in found], dtype=np.float64)
+    readings = [(p.t_ns, value) for p in inside(points, t0_ns, t1_ns) if (value := getattr(p, name)) is not None]
+    return np.array([t for t, _ in readings], dtype=np.int64), np.array([v for _, v in readings], dtype=np.float64)
 
 
 def gauge_mean(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> float | str:
@@ -224,8 +224,8 @@ def counter_delta(points: Sequence[Live], name: str, t0_ns: int, t1_ns: int) -> 
     """Growth of a counter between the first and last poll of the window (fault S6: never its last value)."""
     _, values = gauge(points, name, t0_ns, t1_ns)
     if len(values) < 2:
-        told = any(getattr(p, name) is not None for p in points)
-        return "fewer than two polls fell in the window" if told else f"the server does not tell ({name})"
+        has_counter = any(getattr(p, name) is not None for p in points)
+        return "fewer than two polls fell in the window" if has_counter else f"the server does not tell ({name})"
     if bool((np.diff(values) < 0).any()):
         return f"the counter {name} went backwards: the server restarted or another one answered"
     return float(values[-1] - values[0])

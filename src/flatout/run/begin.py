@@ -88,14 +88,14 @@ def session(options: Options, listener: Listener, control: Control) -> Iterator[
         record, directory = _record(options, server, capabilities, planned, room, pool)
         if server.launched is not None:
             stack.callback(_keep_log, server.launched, directory)
-        made = _assemble(
+        ready = _assemble(
             options, target, capabilities, planned, limits, pool, sampler, record, directory, listener, control, corpus
         )
-        made.store.write_record(record)
+        ready.store.write_record(record)
         listener(Started(record, directory))
         for note in (*target.notes, *capabilities.notes):
             listener(Note(note))
-        yield made
+        yield ready
 
 
 def _keep_log(launched: Launched, directory: Path) -> None:
@@ -122,8 +122,8 @@ def _server(options: Options, listener: Listener, control: Control, stack: ExitS
     if url is None:
         raise TargetError("not_a_server", "no server given: name its URL, or start one with --launch")
     if launched is None:
-        found = server_process(url)
-        argv, pid = (found.argv, found.pid) if found else (None, None)
+        process = server_process(url)
+        argv, pid = (process.argv, process.pid) if process else (None, None)
     target = connect(
         url,
         model=options.model,
@@ -199,11 +199,11 @@ def _record(
     room: rec.ServerRoom,
     pool: LoadPool,
 ) -> tuple[rec.Record, Path]:
-    made, target = _new_record(options, server, capabilities, planned, room, pool), server.target
+    record, target = _new_record(options, server, capabilities, planned, room, pool), server.target
     if options.resume is not None:
-        return take_up(options.resume, made)
-    engine, model = str(made.engine.name.value or made.engine.adapter), str(made.model.id.value or target.model)
-    return made, new_directory(options.results, model, engine)
+        return take_up(options.resume, record)
+    engine, model = str(record.engine.name.value or record.engine.adapter), str(record.model.id.value or target.model)
+    return record, new_directory(options.results, model, engine)
 
 
 def _new_record(
@@ -306,7 +306,7 @@ def _assemble(
     book = PromptBook(options.seed, corpus)
     record.prompts.run_nonce = f"{record.prompts.run_nonce} {book.salt:x}".strip()
     prompter = Prompter(book, target.adapter, capabilities, lambda text: _send_count(box[0], text))
-    made = Session(
+    session = Session(
         options=options,
         target=target,
         capabilities=capabilities,
@@ -327,8 +327,8 @@ def _assemble(
         spent_prompt=record.tokens_spent.get("prompt", 0) + capabilities.prompt_tokens,
         spent_output=record.tokens_spent.get("output", 0) + capabilities.output_tokens,
     )
-    box.append(made)
-    return made
+    box.append(session)
+    return session
 
 
 class CorpusError(Exception):
@@ -342,10 +342,10 @@ def _corpus(path: Path | None) -> Corpus | None:
         raise CorpusError(f"--corpus {path}: {error}") from error
 
 
-def _send_count(made: Session, text: str) -> int | None:
+def _send_count(session: Session, text: str) -> int | None:
     """Prompt tokens of `text` as the server counts them, by a request for one token."""
-    made.afford(len(text) // 3, 1)
-    samples = once(made, "count", [stream(made.shape, text, 1)], len(text) // 3).samples
+    session.afford(len(text) // 3, 1)
+    samples = once(session, "count", [stream(session.shape, text, 1)], len(text) // 3).samples
     counted = int(samples.prompt_tokens[0]) if samples.requests else -1
     return counted if counted > 0 else None
 
@@ -395,14 +395,14 @@ def _differences(old: rec.Record, now: rec.Record) -> list[str]:
         ("API", old.protocol.api, now.protocol.api),
         ("flatout", old.client.flatout, now.client.flatout),
     ]
-    found = [f"{name} was {then!r} and is {today!r}" for name, then, today in pairs if then != today]
+    differences = [f"{name} was {then!r} and is {today!r}" for name, then, today in pairs if then != today]
     if old.plan.fingerprint != now.plan.fingerprint:
         changed = [
             name
             for name in ("suite", "prefill", "decode", "concurrency", "time_s", "precision", "max_output", "options")
             if getattr(old.plan, name) != getattr(now.plan, name)
         ]
-        found.append(f"the options differ in {', '.join(changed) or 'something that shapes the measurement'}")
+        differences.append(f"the options differ in {', '.join(changed) or 'something that shapes the measurement'}")
     if [c.id for c in old.cells] != [c.id for c in now.cells]:
-        found.append("the cells differ")
-    return found
+        differences.append("the cells differ")
+    return differences

@@ -47,11 +47,11 @@ def work(session: Session, planned: PlannedCell) -> None:
 def _settle(session: Session, cell: Cell, outcome: Outcome) -> None:
     """Figures, verdict and checks of a burst."""
     samples = outcome.samples
-    made = measure.burst(samples, rate_limited=outcome.refused, retokenised=recount(samples, session.count_answer))
+    measured = measure.burst(samples, rate_limited=outcome.refused, retokenised=recount(samples, session.count_answer))
     sent = samples.send_ns[samples.send_ns >= 0]
     first = int(sent.min()) if len(sent) else time.monotonic_ns()
     machine = session.sampler.window(first, max(first, int(samples.end_ns.max()) if samples.requests else first))
-    error = outcome.error or (error_of(samples) if not made.figures.completed else None)
+    error = outcome.error or (error_of(samples) if not measured.figures.completed else None)
     given = Given(
         asked=cell.concurrency,
         max_running=session.limits.max_running,
@@ -62,7 +62,7 @@ def _settle(session: Session, cell: Cell, outcome: Outcome) -> None:
         throttle_reasons=harmful(machine),
         error=error,
     )
-    take_verdict(cell, burst_verdict(made, given), error, session.target.redactor.text)
+    take_verdict(cell, burst_verdict(measured, given), error, session.target.redactor.text)
     note_length(cell, [int(p) for p in samples.prompt_tokens if p > 0])
-    cell.burst = made.figures if error is None else None
-    cell.tokens, cell.self_check, cell.telemetry = made.tokens, self_check(outcome.checks), telemetry(machine)
+    cell.burst = measured.figures if error is None else None
+    cell.tokens, cell.self_check, cell.telemetry = measured.tokens, self_check(outcome.checks), telemetry(machine)

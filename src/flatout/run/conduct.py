@@ -94,11 +94,13 @@ def _find_gauges(session: Session) -> None:
 def _base(session: Session) -> None:
     """Measures the unloaded server, for later probes to be held against."""
     try:
-        found = measure_baseline(session)
+        baseline = measure_baseline(session)
     except Budget as error:
         session.warn(f"the server's unloaded speed is not measured: {error}")
         return
-    session.baseline = faster(session.baseline, found) if session.baseline and found else found or session.baseline
+    session.baseline = (
+        faster(session.baseline, baseline) if session.baseline and baseline else baseline or session.baseline
+    )
 
 
 def _warm_up(session: Session) -> None:
@@ -121,18 +123,18 @@ def _row(session: Session, cells: Sequence[PlannedCell], failed: int) -> int:
             failed = _count_failed(session, planned, failed, partial(burst.work, session, planned))
         return failed
     try:
-        made = row.prepare(session, cells)
+        contexts = row.prepare(session, cells)
     except TROUBLE as error:
         return failed + _settle(session, cells, error, "skipped by the user while its context was prepared")
-    if made.cut_to is not None:
-        _cut(session, cells, made.cut_to)
+    if contexts.cut_to is not None:
+        _cut(session, cells, contexts.cut_to)
         return 0
-    if made.error:
-        _fail(session, [c for c in cells if session.cell(c.id).finished is None], made.error)
+    if contexts.error:
+        _fail(session, [c for c in cells if session.cell(c.id).finished is None], contexts.error)
         return failed + 1
     decode_cells = [c for c in cells if c.phase == "decode"]
     for planned in decode_cells:
-        failed = _count_failed(session, planned, failed, partial(decode.work, session, planned, made))
+        failed = _count_failed(session, planned, failed, partial(decode.work, session, planned, contexts))
         if failed >= GIVE_UP_AFTER:
             break
     return failed if decode_cells else 0

@@ -323,7 +323,7 @@ def _settle(session: Session, planned: PlannedCell, cell: Cell, measured: Measur
     checks = in_window(outcome.checks, window.open_ns, window.close_ns)
     cell.self_check = self_check(checks)
     machine = session.sampler.window(window.open_ns, window.close_ns)
-    made = measure.decode(
+    decoded = measure.decode(
         outcome.samples,
         t_open_ns=window.open_ns,
         t_close_ns=window.close_ns,
@@ -336,13 +336,13 @@ def _settle(session: Session, planned: PlannedCell, cell: Cell, measured: Measur
         idle_after=measured.after.live if measured.after and measured.after.idle else None,
         run_tokens_per_byte=session.tokens_per_byte,
     )
-    figures = made.figures
+    figures = decoded.figures
     error = outcome.error
     if error is None and _gone(outcome.samples, figures, planned):
         error = requests.error_of(outcome.samples)
-    given = _given(session, planned, row, made, window, checks, harmful(machine), error)
-    take_verdict(cell, decode_verdict(made, given), error, session.target.redactor.text)
-    cell.telemetry, cell.tokens = telemetry(machine), made.tokens
+    given = _given(session, planned, row, decoded, window, checks, harmful(machine), error)
+    take_verdict(cell, decode_verdict(decoded, given), error, session.target.redactor.text)
+    cell.telemetry, cell.tokens = telemetry(machine), decoded.tokens
     if cell.status == Status.FAILED:
         return
     cell.decode = figures
@@ -360,7 +360,7 @@ def _given(
     session: Session,
     planned: PlannedCell,
     row: Row,
-    made: measure.Decode,
+    decoded: measure.Decode,
     window: Window,
     checks: tuple[SelfCheck, ...],
     throttle_reasons: tuple[str, ...],
@@ -368,12 +368,12 @@ def _given(
 ) -> Given:
     """What the run knows of the cell. Waiting and running requests of a server that tells neither are the client's own
     in flight without a token, beyond the prefill that they need (requests ended a second x the context's cold TTFT)."""
-    figures = made.figures
+    figures = decoded.figures
     running, waiting, active = figures.active_server_mean, figures.waiting_server_mean, figures.active_own_mean
-    if not session.gauges and active is not None and made.own_decoding is not None:
+    if not session.gauges and active is not None and decoded.own_decoding is not None:
         begun = (figures.completed or 0) + (figures.streams_started or 0)
         prefilling = begun / window.length_s * (row.cold_ttft_ms or 0.0) / 1e3
-        waiting = max(0.0, active - made.own_decoding - prefilling)
+        waiting = max(0.0, active - decoded.own_decoding - prefilling)
         running = active - waiting
     return Given(
         asked=planned.concurrency,

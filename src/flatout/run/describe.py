@@ -39,8 +39,8 @@ def server_process(url: str) -> ProcessInfo | None:
         return None
     if not parts.hostname or not is_local(parts.hostname):
         return None
-    found = listening_process(port).process
-    return found if found is not None and is_engine(found.argv or ()) else None
+    process = listening_process(port).process
+    return process if process is not None and is_engine(process.argv or ()) else None
 
 
 def engine_facts(target: Target, options: Options, argv: Sequence[str] | None = None) -> rec.Engine:
@@ -70,8 +70,8 @@ def room_facts(target: Target, options: Options) -> rec.ServerRoom:
 
 
 def limits_of(room: rec.ServerRoom) -> Limits:
-    def number(told: rec.Fact) -> int | None:
-        return int(told.value) if isinstance(told.value, int | float) else None
+    def number(fact: rec.Fact) -> int | None:
+        return int(fact.value) if isinstance(fact.value, int | float) else None
 
     return Limits(number(room.model_length), number(room.kv_tokens), number(room.max_running))
 
@@ -106,36 +106,36 @@ def protocol(target: Target, capabilities: Capabilities, options: Options) -> re
 
 def machine_facts(machine: Machine | None = None) -> dict[str, rec.Fact]:
     """This machine as facts."""
-    found = machine or describe()
-    why = found.missing
+    described = machine or describe()
+    why = described.missing
     facts = {
-        "type": rec.Fact(value=found.kind, source="host", reason=found.kind_reason),
-        "cpu": on_host(found.cpu_model, why.get("cpu_model")),
-        "physical_cores": on_host(found.physical_cores, why.get("physical_cores")),
-        "logical_cores": on_host(found.logical_cores),
-        "usable_cores": on_host(found.usable_cores),
-        "ram_gb": on_host(round(found.ram_bytes / _GB, 1) if found.ram_bytes else None),
-        "os": on_host(found.os, why.get("os")),
-        "kernel": on_host(found.kernel, why.get("kernel")),
-        "architecture": on_host(found.architecture),
-        "python": on_host(found.python),
+        "type": rec.Fact(value=described.kind, source="host", reason=described.kind_reason),
+        "cpu": on_host(described.cpu_model, why.get("cpu_model")),
+        "physical_cores": on_host(described.physical_cores, why.get("physical_cores")),
+        "logical_cores": on_host(described.logical_cores),
+        "usable_cores": on_host(described.usable_cores),
+        "ram_gb": on_host(round(described.ram_bytes / _GB, 1) if described.ram_bytes else None),
+        "os": on_host(described.os, why.get("os")),
+        "kernel": on_host(described.kernel, why.get("kernel")),
+        "architecture": on_host(described.architecture),
+        "python": on_host(described.python),
     }
-    if found.ram_limit_bytes is not None:
-        facts["ram_limit_gb"] = on_host(round(found.ram_limit_bytes / _GB, 1))
-    for name, value in (("container", found.container), ("virtualisation", found.virtualisation)):
+    if described.ram_limit_bytes is not None:
+        facts["ram_limit_gb"] = on_host(round(described.ram_limit_bytes / _GB, 1))
+    for name, value in (("container", described.container), ("virtualisation", described.virtualisation)):
         if value:
             facts[name] = on_host(value)
-    if found.wsl:
+    if described.wsl:
         facts["wsl"] = on_host(True)
-    facts |= _gpu_facts(found)
+    facts |= _gpu_facts(described)
     return facts
 
 
-def _gpu_facts(found: Machine) -> dict[str, rec.Fact]:
-    if not found.gpus:
-        return {"gpu": rec.Fact(reason=found.missing.get("gpus") or "no GPU was found")}
+def _gpu_facts(machine: Machine) -> dict[str, rec.Fact]:
+    if not machine.gpus:
+        return {"gpu": rec.Fact(reason=machine.missing.get("gpus") or "no GPU was found")}
     facts: dict[str, rec.Fact] = {}
-    for i, gpu in enumerate(found.gpus):
+    for i, gpu in enumerate(machine.gpus):
         end = "" if i == 0 else f"_{i + 1}"
         facts[f"gpu{end}"] = on_host(gpu.model)
         facts[f"gpu_count{end}"] = on_host(gpu.count)

@@ -57,7 +57,7 @@ def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
     begun = time.monotonic()
     limit_s = session.options.drain_s
     last: Live | None = None
-    told = False
+    shown = False
     refused = 0
     while True:
         waited_s = time.monotonic() - begun
@@ -72,10 +72,10 @@ def _by_gauges(session: Session, cell: PlannedCell | None) -> Idle:
             return Idle(True, "gauges", waited_s, None, last)
         if waited_s >= limit_s:
             break
-        if waited_s > 1.0 and not told:
+        if waited_s > 1.0 and not shown:
             runs = "does not answer" if last is None or last.running is None else f"runs {last.running:g} requests"
             session.doing("draining", cell, f"the server to become idle (it {runs})", limit_s)
-            told = True
+            shown = True
         session.check()
         session.control.sleep(LOOK_S)
     if last is None or last.running is None:

@@ -89,5 +89,5 @@ class Options:
     def fingerprint(self) -> str:
         """A short hash of what must be equal for a run to be gone on with (`--resume`)."""
         suite = {name: getattr(self.suite, name) for name in Suite.__slots__ if name != "about"}
-        told = json.dumps({"suite": suite, **self.recorded()}, sort_keys=True, default=str)
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        shape = json.dumps({"suite": suite, **self.recorded()}, sort_keys=True, default=str)
+        return hashlib.sha256(shape.encode()).hexdigest()[:16]

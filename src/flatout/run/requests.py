@@ -44,8 +44,8 @@ def _body(shape: Shape, content: Content, max_tokens: int) -> tuple[bytes, int]:
     shape = Shape(
         shape.api, shape.model, fields, shape.max_tokens_field, shape.id_field, shape.temperature, shape.extra_body
     )
-    made = body(shape, content, max_tokens, request_id=_RID_MARK if shape.id_field else None)
-    return made, (made.rfind(_RID_MARK.encode()) if shape.id_field else -1)
+    data = body(shape, content, max_tokens, request_id=_RID_MARK if shape.id_field else None)
+    return data, (data.rfind(_RID_MARK.encode()) if shape.id_field else -1)
 
 
 def first_lengths(streams: int, max_tokens: int, seed: int) -> list[int]:
@@ -58,12 +58,12 @@ def first_lengths(streams: int, max_tokens: int, seed: int) -> list[int]:
 
 def stream(shape: Shape, content: Content, max_tokens: int, first: int | None = None) -> Stream:
     """One stream that sends `content` at each restart, with `first` tokens of output in its first round."""
-    made, at = _body(shape, content, max_tokens)
+    data, at = _body(shape, content, max_tokens)
     if first is None or first == max_tokens:
-        return Stream(body=made, asked_tokens=max_tokens, rid_offset=at)
+        return Stream(body=data, asked_tokens=max_tokens, rid_offset=at)
     first_made, first_at = _body(shape, content, first)
     return Stream(
-        body=made,
+        body=data,
         asked_tokens=max_tokens,
         first_body=first_made,
         first_asked_tokens=first,

@@ -194,8 +194,8 @@ class Session:
         """Counts what these requests cost: as the server billed them; where it did not (cut ones, or no usage at all),
         the prompt's length `prompt_tokens`, and the answer's by what usage billed per byte so far, else by events."""
         sent = (samples.send_ns >= 0) & (samples.outcome != REFUSED)
-        told = samples.prompt_tokens >= 0
-        self.spent_prompt += int(samples.prompt_tokens[told].sum()) + prompt_tokens * int((sent & ~told).sum())
+        counted = samples.prompt_tokens >= 0
+        self.spent_prompt += int(samples.prompt_tokens[counted].sum()) + prompt_tokens * int((sent & ~counted).sum())
         untold = samples.completion_tokens < 0
         per_byte = self.tokens_per_byte
         guess = samples.text_bytes * per_byte if per_byte is not None else samples.arrival_count

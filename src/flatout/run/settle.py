@@ -44,31 +44,31 @@ def note_length(cell: rec.Cell, counts: Sequence[int]) -> None:
     cell.reason = f"{cell.reason}; {text}" if cell.reason else text
 
 
-def telemetry(made: TelemetrySummary) -> rec.Telemetry:
+def telemetry(summary: TelemetrySummary) -> rec.Telemetry:
     """The machine over a window: mean and largest of each reading, by name with unit."""
-    stats = machine_stats(made)
+    stats = machine_stats(summary)
     return rec.Telemetry(
         means={name: s.mean for name, s in stats.items()},
         maxima={name: s.max for name, s in stats.items()},
-        throttle=dict(made.throttle or {}),
-        energy_j=made.energy_j,
-        energy_how=made.energy_source,
-        reasons=dict(made.missing),
-        series={name: rec.Series(t_s=list(s.t_s), values=list(s.values)) for name, s in made.series.items()},
+        throttle=dict(summary.throttle or {}),
+        energy_j=summary.energy_j,
+        energy_how=summary.energy_source,
+        reasons=dict(summary.missing),
+        series={name: rec.Series(t_s=list(s.t_s), values=list(s.values)) for name, s in summary.series.items()},
     )
 
 
-def machine_stats(made: TelemetrySummary) -> dict[str, Stat]:
+def machine_stats(summary: TelemetrySummary) -> dict[str, Stat]:
     """Readings that are there, by name; a watched process as `cores_of_<name>`."""
     names = (
         "cpu_use_percent", "ram_used_bytes", "gpu_use_percent", "gpu_memory_used_bytes", "sm_clock_mhz",
         "memory_clock_mhz", "power_w", "temperature_c",
     )  # fmt: skip
-    found = {name: getattr(made, name) for name in names}
-    found |= {f"cores_of_{name}": stat for name, stat in made.process_cores.items()}
-    return {name: stat for name, stat in found.items() if stat is not None}
+    readings = {name: getattr(summary, name) for name in names}
+    readings |= {f"cores_of_{name}": stat for name, stat in summary.process_cores.items()}
+    return {name: stat for name, stat in readings.items() if stat is not None}
 
 
-def harmful(made: TelemetrySummary) -> tuple[str, ...]:
+def harmful(summary: TelemetrySummary) -> tuple[str, ...]:
     """Throttle reasons of the window that slow the hardware down (an idle GPU's low clocks do not)."""
-    return tuple(name for name, share in (made.throttle or {}).items() if share > 0 and name in HARMFUL_REASONS)
+    return tuple(name for name, share in (summary.throttle or {}).items() if share > 0 and name in HARMFUL_REASONS)
