@@ -19,17 +19,14 @@ def calibrate(
     plain: Plain = False,
 ) -> int:
     """Measure known speeds on this machine: truth beside reading, and how far this machine can be trusted."""
+    from flatout.calibrate.conduct import Doing
     from flatout.calibrate.conduct import calibrate as measured
     from flatout.run.conduct import EXIT_DOUBT
     from flatout.show import calibration as shown
     from flatout.show import document
 
-    def listener(event: object) -> None:
-        if type(event).__name__ == "Doing":
-            say(f"  {event.text}")  # type: ignore[attr-defined]
-
     made = measured(
-        listener,
+        lambda event: say(f"  {event.text}") if isinstance(event, Doing) else None,
         rig_cores=cores_of(rig_cores, "--rig-cores"),
         load_cores=cores_of(load_cores, "--load-cores"),
         quick=quick,

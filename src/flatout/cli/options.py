@@ -23,14 +23,13 @@ class UseError(Exception):
     """What was typed cannot be done; the text says what to type instead."""
 
 
-def option(text: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """An option with its help and the panel that the help stands in."""
-    return typer.Option(*names, help=text, rich_help_panel=panel, **more)
+def option(text: str, value: str | None = None, *names: str, panel: str | None = None, **more: Any) -> Any:
+    """An option with its help. `value`: the word for its value, "" for a flag; `panel`: where the help has it."""
+    return typer.Option(*names, help=text, metavar=value, rich_help_panel=panel, **more)
 
 
-def flag(text: str, name: str, *names: str, panel: str | None = None, **more: Any) -> Any:
-    """An option without a value."""
-    return option(text, name, *names, panel=panel, metavar="", **more)
+def flag(text: str, *names: str, **more: Any) -> Any:
+    return option(text, "", *names, **more)
 
 
 Json = Annotated[bool, flag("As JSON.", "--json")]

@@ -22,14 +22,14 @@ EXIT_STOPPED: Final = 130
 def publish(
     record: Result,
     to: Annotated[
-        str | None, option("The site (default: FLATOUT_SITE, else http://127.0.0.1:8321).", "--to", metavar="URL")
+        str | None, option("The site (default: FLATOUT_SITE, else http://127.0.0.1:8321).", "URL", "--to")
     ] = None,
     token_file: Annotated[
         Path | None,
-        option("File with the token (default: FLATOUT_TOKEN, else ~/.config/flatout/token).", metavar="FILE"),
+        option("File with the token (default: FLATOUT_TOKEN, else ~/.config/flatout/token).", "FILE"),
     ] = None,
     samples: Annotated[bool, flag("Send the samples, too: each request's stamps.", "--samples")] = False,
-    replaces: Annotated[str | None, option("A run of yours that this one corrects.", metavar="ID")] = None,
+    replaces: Annotated[str | None, option("A run of yours that this one corrects.", "ID")] = None,
     yes: Annotated[bool, flag("Do not ask.", "--yes", "-y")] = False,
     dry_run: Annotated[bool, flag("Show what would be sent; ask and send nothing.", "--dry-run")] = False,
     json_output: Annotated[
@@ -44,9 +44,8 @@ def publish(
     from flatout.publish.preview import preview, redactor
 
     url = destination.site_url(to, os.environ, insecure_http=insecure_http)
-    token = None
-    if not dry_run or destination.has_token(token_file, os.environ):
-        token = destination.find_token(token_file, os.environ)
+    wanted = not dry_run or destination.has_token(token_file, os.environ)
+    token = destination.find_token(token_file, os.environ) if wanted else None
     content = preview(record, redactor(token, os.environ))
     packed = _packed(record, content) if samples else None
     if dry_run or token is None:

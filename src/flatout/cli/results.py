@@ -24,9 +24,7 @@ _FILES: Final = {"png": "matrix.png", "card": "card.png", "parquet": "cells.parq
 
 _HARDWARE: Final = "The hardware's limit"
 Result = Annotated[Path, typer.Argument(help="A record, or a result directory.")]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="File to write, - for the standard output.", metavar="FILE")
-]
+Output = Annotated[Path | None, option("File to write, - for the standard output.", "FILE", "--output", "-o")]
 Model = Annotated[
     Path | None, option("config.json, GGUF file, or a directory with one, for the hardware's limit.", panel=_HARDWARE)
 ]
@@ -138,7 +136,7 @@ def report(
     csv: Annotated[bool, flag("Every planned cell as CSV.", "--csv")] = False,
     json_output: Annotated[bool, flag("Every planned cell as JSON rows.", "--json")] = False,
     parquet: Annotated[bool, flag("Every planned cell as Parquet (needs the extra 'parquet').", "--parquet")] = False,
-    form: Annotated[str | None, option(f"One of {', '.join(exports.formats())}.", "--format", metavar="NAME")] = None,
+    form: Annotated[str | None, option(f"One of {', '.join(exports.formats())}.", "NAME", "--format")] = None,
     model: Model = None,
     gpu: Gpu = None,
     bandwidth: Bandwidth = None,
@@ -220,19 +218,15 @@ def _write(content: str | bytes, path: Path) -> None:
 def compare(
     paths: Annotated[list[Path], typer.Argument(help="Two or more records, or directories (of repeats, too).")],
     fail_if: Annotated[
-        list[str] | None, option("Exit with 1 if this holds, such as 'total_tok_s < -3%'; repeatable.", "--fail-if")
+        list[str] | None,
+        option("Exit with 1 if this holds, such as 'total_tok_s < -3%'; repeatable.", "CONDITION", "--fail-if"),
     ] = None,
     md: Markdown = False,
     json_output: Json = False,
     every: Annotated[bool, flag("Every figure of every cell.", "--all")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="Write the comparison as a page (HTML) to this file, - for the standard output.",
-            metavar="FILE",
-        ),
+        option("Write it as a page (HTML) to this file, - for the standard output.", "FILE", "--output", "-o"),
     ] = None,
 ) -> int:
     """Compare runs cell by cell: faster, slower, or no difference seen."""

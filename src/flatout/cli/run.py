@@ -30,9 +30,13 @@ if TYPE_CHECKING:
 _test: Final = partial(option, panel="What is measured")
 _server: Final = partial(option, panel="The server")
 _run: Final = partial(option, panel="The run")
-_limits: Final = partial(option, panel="Time-outs and limits")
-_load: Final = partial(option, panel="The load")
-"""Options by the panel of the help that they stand in; those that few need are hidden but under --help-all."""
+"""Options by the panel of the help that they stand in."""
+_more_test: Final = partial(_test, hidden=True)
+_more_server: Final = partial(_server, hidden=True)
+_more_run: Final = partial(_run, hidden=True)
+_limits: Final = partial(option, panel="Time-outs and limits", hidden=True)
+_load: Final = partial(option, panel="The load", hidden=True)
+"""Options that few need: they stand under --help-all."""
 
 
 def _help_all(context: typer.Context, wanted: bool) -> None:
@@ -53,132 +57,92 @@ def run(
         bool,
         flag("Show all options; most may stand in the suite's file.", "--help-all", callback=_help_all, is_eager=True),
     ] = False,
-    suite: Annotated[str, _test("Named suite (see flatout suites) or TOML file.", metavar="NAME")] = "standard",
-    contexts: Annotated[str | None, _test("Context lengths, such as 8k,32k,max; k = 1024.", metavar="LIST")] = None,
-    concurrency: Annotated[str | None, _test("Simultaneous requests, such as 1,2,4 or 1-16.", metavar="LIST")] = None,
-    prefill: Annotated[str | None, _test("Context lengths for prefill alone, or none.", metavar="LIST")] = None,
-    max_output: Annotated[int | None, _test("Tokens of each answer.", min=2, metavar="N")] = None,
-    time: Annotated[float | None, _test("Seconds of each window, fixed.", min=0.5, metavar="S")] = None,
+    suite: Annotated[str, _test("Named suite (see flatout suites) or TOML file.", "NAME")] = "standard",
+    contexts: Annotated[str | None, _test("Context lengths, such as 8k,32k,max; k = 1024.", "LIST")] = None,
+    concurrency: Annotated[str | None, _test("Simultaneous requests, such as 1,2,4 or 1-16.", "LIST")] = None,
+    prefill: Annotated[str | None, _test("Context lengths for prefill alone, or none.", "LIST")] = None,
+    max_output: Annotated[int | None, _test("Tokens of each answer.", "N", min=2)] = None,
+    time: Annotated[float | None, _test("Seconds of each window, fixed.", "S", min=0.5)] = None,
     precision: Annotated[
-        str | None, _test("End windows early at this 95 % interval, such as 1%, or none.", metavar="P")
+        str | None, _test("End windows early at this 95 % interval, such as 1%, or none.", "P")
     ] = None,
-    max_time: Annotated[
-        float | None, _test("Longest window, with --precision.", min=0.5, metavar="S", hidden=True)
-    ] = None,
-    prompts: Annotated[str | None, _test("own (each stream its own context) or shared.", metavar="MODE")] = None,
-    requests: Annotated[
-        int | None, _test("Fixed-count mode: so many at once, until all are done.", min=1, metavar="N")
-    ] = None,
-    temperature: Annotated[
-        float | None, _test("Sampling temperature (default: the server's).", min=0.0, metavar="T")
-    ] = None,
-    extra_body: Annotated[str, _test("JSON object added to each request.", metavar="JSON", hidden=True)] = "{}",
+    max_time: Annotated[float | None, _more_test("Longest window, with --precision.", "S", min=0.5)] = None,
+    prompts: Annotated[str | None, _test("own (each stream its own context) or shared.", "MODE")] = None,
+    requests: Annotated[int | None, _test("Fixed-count mode: so many at once, until all are done.", "N", min=1)] = None,
+    temperature: Annotated[float | None, _test("Sampling temperature (default: the server's).", "T", min=0.0)] = None,
+    extra_body: Annotated[str, _more_test("JSON object added to each request.", "JSON")] = "{}",
     skip_queued: Annotated[
-        bool,
-        _test(
-            "Leave out cells with more streams than the server runs at once.", "--skip-queued", metavar="", hidden=True
-        ),
+        bool, _more_test("Leave out cells with more streams than the server runs at once.", "", "--skip-queued")
     ] = False,
-    corpus: Annotated[Path | None, _test("Make prompts from this text file.", metavar="FILE", hidden=True)] = None,
+    corpus: Annotated[Path | None, _more_test("Make prompts from this text file.", "FILE")] = None,
     tokenizer: Annotated[
-        Path | None, _test("tokenizer.json to count answers of a server that counts none.", metavar="FILE", hidden=True)
+        Path | None, _more_test("tokenizer.json to count answers of a server that counts none.", "FILE")
     ] = None,
-    seed: Annotated[
-        int, _test("Seed of the prompts' text (their beginnings differ in each run).", metavar="N", hidden=True)
-    ] = 0,
+    seed: Annotated[int, _more_test("Seed of the prompts' text (their beginnings differ in each run).", "N")] = 0,
     ignore_eos: Annotated[
-        bool, _test("Ask for answers of full length.", "--ignore-eos/--no-ignore-eos", metavar="", hidden=True)
+        bool, _more_test("Ask for answers of full length.", "", "--ignore-eos/--no-ignore-eos")
     ] = True,
-    warmup: Annotated[
-        bool, _test("Begin with a short unmeasured load.", "--warmup/--no-warmup", metavar="", hidden=True)
-    ] = True,
-    drain: Annotated[
-        bool, _test("Make the server idle before each cell.", "--drain/--no-drain", metavar="", hidden=True)
-    ] = True,
+    warmup: Annotated[bool, _more_test("Begin with a short unmeasured load.", "", "--warmup/--no-warmup")] = True,
+    drain: Annotated[bool, _more_test("Make the server idle before each cell.", "", "--drain/--no-drain")] = True,
     launch: Annotated[
         str | None,
-        _server(
-            "Start this command, measure it, stop it. Without a port in it, the engine's own is asked.",
-            metavar="COMMAND",
-        ),
+        _server("Start this command, measure it, stop it. Without a port in it, the engine's own is asked.", "COMMAND"),
     ] = None,
-    model: Annotated[str | None, _server("Model name, if the server has several.", metavar="NAME")] = None,
+    model: Annotated[str | None, _server("Model name, if the server has several.", "NAME")] = None,
     engine: Annotated[
-        str | None, _server(f"Engine, if it is not recognised rightly: {', '.join(ENGINES)}.", metavar="NAME")
+        str | None, _server(f"Engine, if it is not recognised rightly: {', '.join(ENGINES)}.", "NAME")
     ] = None,
     api_key_file: Annotated[
-        Path | None, _server("File that holds the API key (or FLATOUT_API_KEY, OPENAI_API_KEY).", metavar="FILE")
+        Path | None, _server("File that holds the API key (or FLATOUT_API_KEY, OPENAI_API_KEY).", "FILE")
     ] = None,
-    api_key: Annotated[
-        str | None, _server("API key, which others on this machine may then see.", metavar="KEY", hidden=True)
-    ] = None,
-    header: Annotated[list[str] | None, _server("Extra header 'Name: value'; repeatable.", metavar="TEXT")] = None,
+    api_key: Annotated[str | None, _more_server("API key, which others on this machine may then see.", "KEY")] = None,
+    header: Annotated[list[str] | None, _server("Extra header 'Name: value'; repeatable.", "TEXT")] = None,
     hardware: Annotated[
-        str | None,
-        _server("The server's hardware, if it is elsewhere: a TOML/JSON file or gpu=…,memory_gb=….", metavar="WHAT"),
+        str | None, _server("The server's hardware, if it is elsewhere: a TOML/JSON file or gpu=…,memory_gb=….", "WHAT")
     ] = None,
     engine_version: Annotated[
-        str | None, _server("The engine's version, where the server does not tell it.", metavar="TEXT", hidden=True)
+        str | None, _more_server("The engine's version, where the server does not tell it.", "TEXT")
     ] = None,
     model_len: Annotated[
-        str | None,
-        _server("The model's length, where the server does not tell it (32k).", metavar="TOKENS", hidden=True),
+        str | None, _more_server("The model's length, where the server does not tell it (32k).", "TOKENS")
     ] = None,
     kv_tokens: Annotated[
-        str | None, _server("Tokens of KV cache, where the server does not tell them.", metavar="TOKENS", hidden=True)
+        str | None, _more_server("Tokens of KV cache, where the server does not tell them.", "TOKENS")
     ] = None,
     max_running: Annotated[
-        int | None,
-        _server("Requests that the server runs at once, where it does not tell.", min=1, metavar="N", hidden=True),
+        int | None, _more_server("Requests that the server runs at once, where it does not tell.", "N", min=1)
     ] = None,
     api: Annotated[
-        str, _server("chat, completions or auto (chat where the model has a template).", metavar="NAME", hidden=True)
+        str, _more_server("chat, completions or auto (chat where the model has a template).", "NAME")
     ] = "auto",
-    ca: Annotated[
-        Path | None, _server("CA certificates (PEM) to trust for HTTPS.", metavar="FILE", hidden=True)
-    ] = None,
-    insecure: Annotated[
-        bool, _server("Do not check the server's certificate.", "--insecure", metavar="", hidden=True)
-    ] = False,
+    ca: Annotated[Path | None, _more_server("CA certificates (PEM) to trust for HTTPS.", "FILE")] = None,
+    insecure: Annotated[bool, _more_server("Do not check the server's certificate.", "", "--insecure")] = False,
     dry_run: Annotated[
-        bool, _run("Show the cells, their need, time and tokens; generate nothing.", "--dry-run", metavar="")
+        bool, _run("Show the cells, their need, time and tokens; generate nothing.", "", "--dry-run")
     ] = False,
-    results: Annotated[Path, _run("Where results go.", metavar="FOLDER")] = Path("results"),
-    note: Annotated[str | None, _run("A remark for the record.", metavar="TEXT")] = None,
-    resume: Annotated[Path | None, _run("Go on with this stopped run's directory.", metavar="FOLDER")] = None,
-    max_tokens_total: Annotated[
-        int | None, _run("Token budget of the run, prompts and answers.", min=1, metavar="N")
-    ] = None,
-    plain: Annotated[bool, _run("Plain lines instead of the live view.", "--plain", metavar="")] = False,
-    json_output: Annotated[bool, _run("Print the record's summary as JSON at the end.", "--json", metavar="")] = False,
+    results: Annotated[Path, _run("Where results go.", "FOLDER")] = Path("results"),
+    note: Annotated[str | None, _run("A remark for the record.", "TEXT")] = None,
+    resume: Annotated[Path | None, _run("Go on with this stopped run's directory.", "FOLDER")] = None,
+    max_tokens_total: Annotated[int | None, _run("Token budget of the run, prompts and answers.", "N", min=1)] = None,
+    plain: Annotated[bool, _run("Plain lines instead of the live view.", "", "--plain")] = False,
+    json_output: Annotated[bool, _run("Print the record's summary as JSON at the end.", "", "--json")] = False,
     per_user: Annotated[
-        float, _run("Speed for the answer to 'how many at once?', tok/s each.", min=0.1, metavar="RATE", hidden=True)
+        float, _more_run("Speed for the answer to 'how many at once?', tok/s each.", "RATE", min=0.1)
     ] = 20.0,
-    max_concurrency: Annotated[
-        int | None, _limits("Never more than so many at once.", min=1, metavar="N", hidden=True)
-    ] = None,
-    connect_timeout: Annotated[float, _limits("Seconds to connect.", min=0.1, metavar="S", hidden=True)] = 10.0,
+    max_concurrency: Annotated[int | None, _limits("Never more than so many at once.", "N", min=1)] = None,
+    connect_timeout: Annotated[float, _limits("Seconds to connect.", "S", min=0.1)] = 10.0,
     first_token_timeout: Annotated[
-        float, _limits("Silence before the first token (a long prefill is silent).", min=1.0, metavar="S", hidden=True)
+        float, _limits("Silence before the first token (a long prefill is silent).", "S", min=1.0)
     ] = 900.0,
-    idle_timeout: Annotated[float, _limits("Silence after the first token.", min=1.0, metavar="S", hidden=True)] = 60.0,
-    total_timeout: Annotated[float, _limits("Seconds for one request.", min=1.0, metavar="S", hidden=True)] = 3600.0,
-    steady_timeout: Annotated[
-        float, _limits("Seconds for the load to become steady.", min=1.0, metavar="S", hidden=True)
-    ] = 300.0,
-    drain_timeout: Annotated[
-        float, _limits("Seconds for the server to become idle.", min=1.0, metavar="S", hidden=True)
-    ] = 120.0,
-    ready_timeout: Annotated[
-        float, _limits("Seconds for --launch to answer.", min=1.0, metavar="S", hidden=True)
-    ] = 1800.0,
+    idle_timeout: Annotated[float, _limits("Silence after the first token.", "S", min=1.0)] = 60.0,
+    total_timeout: Annotated[float, _limits("Seconds for one request.", "S", min=1.0)] = 3600.0,
+    steady_timeout: Annotated[float, _limits("Seconds for the load to become steady.", "S", min=1.0)] = 300.0,
+    drain_timeout: Annotated[float, _limits("Seconds for the server to become idle.", "S", min=1.0)] = 120.0,
+    ready_timeout: Annotated[float, _limits("Seconds for --launch to answer.", "S", min=1.0)] = 1800.0,
     load_processes: Annotated[
-        int | None,
-        _load("Processes that read streams (default: by the number of streams).", min=1, metavar="N", hidden=True),
+        int | None, _load("Processes that read streams (default: by the number of streams).", "N", min=1)
     ] = None,
-    load_cores: Annotated[
-        str | None, _load("Cores that these may use, such as 1 or 2,3.", metavar="LIST", hidden=True)
-    ] = None,
+    load_cores: Annotated[str | None, _load("Cores that these may use, such as 1 or 2,3.", "LIST")] = None,
 ) -> int:
     """Measure a server and record everything about it."""
     given = dict(locals())
@@ -197,11 +161,9 @@ def _is_typed(context: typer.Context, name: str) -> bool:
 
 @command
 def demo(
-    suite: Annotated[str, option("Named suite or a TOML file.", metavar="NAME")] = "demo",
-    results: Annotated[Path, option("Where results go.", metavar="FOLDER")] = Path("results"),
-    threads: Annotated[
-        int | None, option("Threads of the engine (default: all cores but one).", min=1, metavar="N")
-    ] = None,
+    suite: Annotated[str, option("Named suite or a TOML file.", "NAME")] = "demo",
+    results: Annotated[Path, option("Where results go.", "FOLDER")] = Path("results"),
+    threads: Annotated[int | None, option("Threads of the engine (default: all cores but one).", "N", min=1)] = None,
     plain: Annotated[bool, flag("Plain lines instead of the live view.", "--plain")] = False,
     json_output: Annotated[bool, flag("Print the record's summary as JSON at the end.", "--json")] = False,
 ) -> int:
@@ -411,11 +373,8 @@ def _dry_run(options: Options) -> int:
         raise UseError("--dry-run asks a running server for its limits; start it first and give its URL")
     with connected(options, lambda _: None, Control()) as server:
         cells, limits, _ = planned_cells(server.target, options)
-        engine, model = server.target.adapter.name, server.target.model
-        plan = planned.document(
-            cells, limits, options.suite, engine=engine, model=model, budget=options.max_tokens_total
-        )
-    document.put(plan)
+        engine, model, budget = server.target.adapter.name, server.target.model, options.max_tokens_total
+    document.put(planned.document(cells, limits, options.suite, engine=engine, model=model, budget=budget))
     return EXIT_OK
 
 

@@ -25,21 +25,17 @@ _SITE: Final = "The site"
 _WHERE: Final = "Where its data is"
 Data = Annotated[
     Path | None,
-    option("Folder of the site's data (default: ~/.local/share/flatout/site).", metavar="FOLDER", panel=_WHERE),
+    option("Folder of the site's data (default: ~/.local/share/flatout/site).", "FOLDER", panel=_WHERE),
 ]
 Database = Annotated[
     str | None,
     option(
-        "postgresql://user@host/name instead of a file; with a password: FLATOUT_SITE_DATABASE.", metavar="URL",
+        "postgresql://user@host/name instead of a file; with a password: FLATOUT_SITE_DATABASE.", "URL",
         panel=_WHERE,
     ),
 ]  # fmt: skip
-Files = Annotated[
-    str | None, option("Where records lie: a folder, or s3://bucket/folder.", metavar="URL", panel=_WHERE)
-]
-Config = Annotated[
-    Path | None, option("TOML file with settings; what is typed goes first.", metavar="FILE", panel=_WHERE)
-]
+Files = Annotated[str | None, option("Where records lie: a folder, or s3://bucket/folder.", "URL", panel=_WHERE)]
+Config = Annotated[Path | None, option("TOML file with settings; what is typed goes first.", "FILE", panel=_WHERE)]
 
 app = typer.Typer(
     help="Keep, browse, compare and publish runs: starts the site; the commands below operate it.",
@@ -57,7 +53,7 @@ def site(
     database: Database = None,
     files: Files = None,
     config: Config = None,
-    port: Annotated[int | None, option("Port (8321).", min=0, max=65535, metavar="N", panel=_SITE)] = None,
+    port: Annotated[int | None, option("Port (8321).", "N", min=0, max=65535, panel=_SITE)] = None,
     host: Annotated[str | None, option("Address to listen at (127.0.0.1: this machine alone).", panel=_SITE)] = None,
     results: Annotated[
         Path | None, option("Results to pick up (results, if for this machine alone); none for none.", panel=_SITE)
@@ -73,7 +69,8 @@ def site(
     requests_per_minute: Annotated[int | None, option("Limit for each address; 0: none.", panel=_SITE)] = None,
     comparisons_per_minute: Annotated[int | None, option("Limit for each address; 0: none.", panel=_SITE)] = None,
     proxies: Annotated[
-        list[str] | None, option("Address or network of a proxy in front; repeatable.", "--proxy", panel=_SITE)
+        list[str] | None,
+        option("Address or network of a proxy in front; repeatable.", "NETWORK", "--proxy", panel=_SITE),
     ] = None,
     title: Annotated[str | None, option("The site's name.", panel=_SITE)] = None,
 ) -> None:

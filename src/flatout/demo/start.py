@@ -58,8 +58,12 @@ class EngineHandle:
         return self._process.poll() is None
 
     def last_words(self, n_bytes: int = 2_000) -> str:
-        """The end of what the engine printed."""
-        return _tail(self._log, n_bytes)
+        """The end of what the engine printed, by `pread`, since the child writes through the same file position."""
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        start_at = max(0, size - n_bytes)
+        return os.pread(self._log.fileno(), size - start_at, start_at).decode(errors="replace")
 
     def stop(self) -> None:
         """Ends the process: SIGTERM, after 5 s SIGKILL. Does nothing the second time."""
@@ -135,10 +139,8 @@ def _wait_until_it_answers(handle: EngineHandle, timeout_s: float) -> str:
 
 
 def _listening_at(handle: EngineHandle) -> str | None:
-    for line in handle.last_words(20_000).splitlines():
-        if line.startswith(LISTENING):
-            return line.removeprefix(LISTENING).strip()
-    return None
+    lines = handle.last_words(20_000).splitlines()
+    return next((line.removeprefix(LISTENING).strip() for line in lines if line.startswith(LISTENING)), None)
 
 
 def _is_ready(url: str) -> bool:
@@ -151,12 +153,3 @@ def _is_ready(url: str) -> bool:
         return False
     finally:
         connection.close()
-
-
-def _tail(log: IO[bytes], n_bytes: int) -> str:
-    """Reads with `pread`, since the child writes through the same file position."""
-    if log.closed:
-        return ""
-    size = os.fstat(log.fileno()).st_size
-    start_at = max(0, size - n_bytes)
-    return os.pread(log.fileno(), size - start_at, start_at).decode(errors="replace")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import re
 import zipfile
 from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +29,8 @@ KEYS_IN_ENVIRONMENT: Final = (
     "HUGGING_FACE_HUB_TOKEN",
 )
 """Variables whose values are known to be secret, so they are looked for as they are."""
-_PLACEHOLDERS: Final = ("<redacted>", "<address>", "<user>", "<host>", "<email>", "$HOME")
+_PLACEHOLDER: Final = re.compile(r"<redacted>|<address>|<user>|<host>|<email>|\$HOME")
+_COUNT: Final = re.compile(r"\[")
 _FACT: Final = frozenset({"value", "source", "reason"})
 _SHORT_SECRET: Final = 8
 _ID_CHARS: Final = 12
@@ -146,7 +148,7 @@ def changes(before: Any, after: Any, place: str = "") -> Iterator[Change]:
 def masked(before: str, after: str) -> str:
     """`before` with each piece that a placeholder of `after` stands for as `[n characters]`; all of it where the two
     do not go together."""
-    kept = _between_placeholders(after)
+    kept = _PLACEHOLDER.split(after)
     if len(kept) < 2 or not before.startswith(kept[0]) or not before.endswith(kept[-1]):
         return _count(before)
     shown, at = [kept[0]], len(kept[0])
@@ -159,13 +161,6 @@ def masked(before: str, after: str) -> str:
         shown += [_count(before[at:found]), piece]
         at = found + len(piece)
     return "".join(shown)
-
-
-def _between_placeholders(text: str) -> list[str]:
-    pieces = [text]
-    for mark in _PLACEHOLDERS:
-        pieces = [part for piece in pieces for part in piece.split(mark)]
-    return pieces
 
 
 def _count(text: str) -> str:
@@ -181,17 +176,16 @@ def removed(found: Sequence[Change], width: int = 400) -> str:
     for change in found:
         lines += [
             f"  {clean(change.place, 200)}",
-            f"    - {_around(change.before, '[', width)}",
-            f"    + {_around(change.after, None, width)}",
+            f"    - {_around(change.before, _COUNT, width)}",
+            f"    + {_around(change.after, _PLACEHOLDER, width)}",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _around(text: str, mark: str | None, width: int) -> str:
+def _around(text: str, mark: str | re.Pattern[str], width: int) -> str:
     """The part of a long text that holds the first change."""
-    starts = [text.find(m) for m in ([mark] if mark else _PLACEHOLDERS)]
-    first = min((at for at in starts if at >= 0), default=0)
-    begin = max(0, first - width // 2) if len(text) > width else 0
+    first = re.search(mark, text)
+    begin = max(0, first.start() - width // 2) if first and len(text) > width else 0
     return ("…" if begin else "") + clean(text[begin:], width)
 
 
@@ -224,7 +218,7 @@ def _parts(record: Record) -> Iterator[tuple[str, str]]:
     yield "run", f"{about.title(record)} · {about.subtitle(record)}"
     yield "cells", about.verdict(record)
     yield "ended", about.ending(record) or ""
-    yield "launched by", _value(record.engine.launch_command)
+    yield "launched by", clean(record.engine.launch_command.value or "", _LONGEST)
     yield "command", clean(" ".join(record.client.command), _LONGEST)
     yield "asked at", clean(record.protocol.url, _LONGEST)
     yield "hardware", _listed(record.hardware.facts)
@@ -236,10 +230,6 @@ def _parts(record: Record) -> Iterator[tuple[str, str]]:
     errors = list(dict.fromkeys(cell.error for cell in record.cells if cell.error))
     for number, error in enumerate(errors[:5]):
         yield "" if number else "errors", clean(error, _LONGEST)
-
-
-def _value(fact: Fact) -> str:
-    return "" if fact.value is None else clean(fact.value, _LONGEST)
 
 
 def _listed(facts: dict[str, Fact]) -> str:
