@@ -57,9 +57,9 @@ def run(
         bool,
         flag("Show all options; most may stand in the suite's file.", "--help-all", callback=_help_all, is_eager=True),
     ] = False,
-    suite: Annotated[str, _test("Named suite (see flatout suites) or TOML file.", "NAME")] = "standard",
-    contexts: Annotated[str | None, _test("Context lengths, such as 8k,32k,max; k = 1024.", "LIST")] = None,
-    concurrency: Annotated[str | None, _test("Simultaneous requests, such as 1,2,4 or 1-16.", "LIST")] = None,
+    suite: Annotated[str, _test("Named suite or TOML file.", "NAME")] = "standard",
+    contexts: Annotated[str | None, _test("Context lengths, such as 8k,32k,max.", "LIST")] = None,
+    concurrency: Annotated[str | None, _test("Requests at once, such as 1,2,4 or 1-16.", "LIST")] = None,
     prefill: Annotated[str | None, _test("Context lengths for prefill alone, or none.", "LIST")] = None,
     max_output: Annotated[int | None, _test("Tokens of each answer.", "N", min=2)] = None,
     time: Annotated[float | None, _test("Seconds of each window, fixed.", "S", min=0.5)] = None,
@@ -68,7 +68,7 @@ def run(
     ] = None,
     max_time: Annotated[float | None, _more_test("Longest window, with --precision.", "S", min=0.5)] = None,
     prompts: Annotated[str | None, _test("own (each stream its own context) or shared.", "MODE")] = None,
-    requests: Annotated[int | None, _test("Fixed-count mode: so many at once, until all are done.", "N", min=1)] = None,
+    requests: Annotated[int | None, _test("Fixed count: so many at once, until all are done.", "N", min=1)] = None,
     temperature: Annotated[float | None, _test("Sampling temperature (default: the server's).", "T", min=0.0)] = None,
     extra_body: Annotated[str, _more_test("JSON object added to each request.", "JSON")] = "{}",
     skip_queued: Annotated[
@@ -98,7 +98,7 @@ def run(
     api_key: Annotated[str | None, _more_server("API key, which others on this machine may then see.", "KEY")] = None,
     header: Annotated[list[str] | None, _server("Extra header 'Name: value'; repeatable.", "TEXT")] = None,
     hardware: Annotated[
-        str | None, _server("The server's hardware, if it is elsewhere: a TOML/JSON file or gpu=…,memory_gb=….", "WHAT")
+        str | None, _server("Its hardware, if it is elsewhere: a TOML/JSON file or gpu=…,memory_gb=….", "WHAT")
     ] = None,
     engine_version: Annotated[
         str | None, _more_server("The engine's version, where the server does not tell it.", "TEXT")
@@ -117,9 +117,7 @@ def run(
     ] = "auto",
     ca: Annotated[Path | None, _more_server("CA certificates (PEM) to trust for HTTPS.", "FILE")] = None,
     insecure: Annotated[bool, _more_server("Do not check the server's certificate.", "", "--insecure")] = False,
-    dry_run: Annotated[
-        bool, _run("Show the cells, their need, time and tokens; generate nothing.", "", "--dry-run")
-    ] = False,
+    dry_run: Annotated[bool, _run("Show each cell's need and the cost; generate nothing.", "", "--dry-run")] = False,
     results: Annotated[Path, _run("Where results go.", "FOLDER")] = Path("results"),
     note: Annotated[str | None, _run("A remark for the record.", "TEXT")] = None,
     resume: Annotated[Path | None, _run("Go on with this stopped run's directory.", "FOLDER")] = None,

@@ -78,6 +78,8 @@ def _reason(cell: PlannedCell, limits: Limits) -> tuple[str, str]:
         return "queued", f"The server runs {_count(limits.max_running)} at once; the other requests wait."
     if cell.verdict == "over_capacity":
         return "over capacity", f"Left out: the server holds {_count(limits.kv_tokens)} tokens of KV cache."
+    if cell.verdict == "over_length":
+        return "over length", f"Left out: the server takes {_count(limits.model_length)} tokens for one request."
     return about.status_word(cell.verdict), f"Left out: {cell.reason}."
 
 
