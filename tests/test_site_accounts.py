@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,125 +16,116 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, select
 
 from flatout.site import accounts, schema
+from flatout.site.accounts import Who
 from flatout.site.database import Database
 from flatout.site.errors import Conflict, NotFound, Refused, TooMany
 from flatout.site.throttle import FAILED_PER_MINUTE, Throttle, network
 from tests.site_client import Open, settings
-from tests.site_database import database_url  # noqa: F401
+from tests.site_database import database_url, sqlite_url  # noqa: F401
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Iterator[Database]:
-    made = Database.open(f"sqlite:///{tmp_path / 'a.sqlite3'}")
-    made.migrate()
+    made = Database.open(sqlite_url(tmp_path / "a.sqlite3"))
     yield made
     made.close()
 
 
-def test_a_token_is_shown_once_and_kept_as_a_hash(base: Database) -> None:
-    with base.write() as conn:
-        account, text = accounts.add_token(conn, "ann", ["publish"], "laptop", None)
-    assert len(text) == len("flatout_") + 43 and account.name == "ann"
-    with base.read() as conn:
-        row = conn.execute(select(schema.tokens)).one()
-        dump = repr([tuple(r) for table in schema.metadata.sorted_tables for r in conn.execute(select(table))])
+@pytest.fixture
+def conn(base: Database) -> Iterator[Connection]:
+    with base.write() as made:
+        yield made
+
+
+def token(conn: Connection, name: str = "ann", *more: Any, **named: Any) -> tuple[Who, str]:
+    """A new token, and its text."""
+    _, text = accounts.add_token(conn, name, *more, **named)
+    who = accounts.whose(conn, text)
+    assert who is not None
+    return who, text
+
+
+def deeds(conn: Connection) -> Counter[str]:
+    return Counter(conn.scalars(select(schema.deeds.c.what)))
+
+
+def test_a_token_is_shown_once_and_kept_as_a_hash(conn: Connection) -> None:
+    who, text = token(conn, "ann", ["publish"], "laptop", None)
+    assert len(text) == len("flatout_") + 43 and who.name == "ann"
+    row = conn.execute(select(schema.tokens)).one()
+    dump = repr([tuple(r) for table in schema.metadata.sorted_tables for r in conn.execute(select(table))])
     assert text not in dump and text[12:] not in dump
     assert row.start == text[:12] and row.label == "laptop" and row.scopes == "publish"
 
 
-def test_whose_knows_working_tokens_only(base: Database) -> None:
-    with base.write() as conn:
-        account, text = accounts.add_token(conn, "ann", ["publish", "moderate"])
-        _, over = accounts.add_token(conn, "ann", expires_us=accounts.now_us() + 100_000_000)
-        ended = accounts.whose(conn, over)
-        assert ended is not None
-        conn.execute(
-            schema.tokens.update().where(schema.tokens.c.id == ended.token_id).values(expires_us=accounts.now_us() - 1)
-        )
-    with base.read() as conn:
-        who = accounts.whose(conn, text)
-        assert who is not None and who.name == "ann" and who.scopes == {"publish", "moderate"}
-        assert who.account_id == account.id and who.may("moderate") and who.used_us is None
-        for wrong in ("", "flatout_", text[:-1], text + "A", text.swapcase(), f"flatout_{'A' * 43}", " " + text, over):
-            assert accounts.whose(conn, wrong) is None
-    with base.write() as conn:
-        accounts.revoke(conn, who.token_id, by="ann")
-        accounts.revoke(conn, who.token_id, by="ann")
-    with base.read() as conn:
-        assert accounts.whose(conn, text) is None and accounts.who_by_token(conn, who.token_id, 0) is None
-        told = [row.what for row in conn.execute(select(schema.deeds))]
-    assert told.count("token revoked") == 1 and told.count("token made") == 2 and told.count("account made") == 1
+def test_whose_knows_working_tokens_only(conn: Connection) -> None:
+    who, text = token(conn, "ann", ["publish", "moderate"])
+    ended, over = token(conn, expires_us=accounts.now_us() + 100_000_000)
+    late = schema.tokens.update().where(schema.tokens.c.id == ended.token_id).values(expires_us=accounts.now_us() - 1)
+    conn.execute(late)
+    assert who.name == "ann" and who.scopes == {"publish", "moderate"} and who.may("moderate") and who.used_us is None
+    for wrong in ("", "flatout_", text[:-1], text + "A", text.swapcase(), f"flatout_{'A' * 43}", " " + text, over):
+        assert accounts.whose(conn, wrong) is None
+    accounts.revoke(conn, who.token_id, by="ann")
+    accounts.revoke(conn, who.token_id, by="ann")
+    assert accounts.whose(conn, text) is None and accounts.who_by_token(conn, who.token_id, 0) is None
+    assert deeds(conn) == {"token revoked": 1, "token made": 2, "account made": 1}
 
 
-def test_a_closed_account_has_no_tokens(base: Database) -> None:
-    with base.write() as conn:
-        account, text = accounts.add_token(conn, "ann")
-        conn.execute(schema.accounts.update().where(schema.accounts.c.id == account.id).values(closed_us=1))
-    with base.write() as conn:
-        assert accounts.whose(conn, text) is None and accounts.account_named(conn, "ann") is None
-        with pytest.raises(Conflict, match="closed"):
-            accounts.add_token(conn, "ann")
+def test_a_closed_account_has_no_tokens(conn: Connection) -> None:
+    who, text = token(conn)
+    conn.execute(schema.accounts.update().where(schema.accounts.c.id == who.account_id).values(closed_us=1))
+    assert accounts.whose(conn, text) is None and accounts.account_named(conn, "ann") is None
+    with pytest.raises(Conflict, match="closed"):
+        accounts.add_token(conn, "ann")
 
 
-def test_others_tokens_cannot_be_revoked(base: Database) -> None:
-    with base.write() as conn:
-        ann, _ = accounts.add_token(conn, "ann")
-        bob, text = accounts.add_token(conn, "bob")
-        token = accounts.list_tokens(conn, bob.id)[0]
-        with pytest.raises(NotFound):
-            accounts.revoke(conn, token.id, account_id=ann.id, by="ann")
-        assert accounts.whose(conn, text) is not None
-        with pytest.raises(NotFound):
-            accounts.revoke(conn, 7)
+def test_others_tokens_cannot_be_revoked(conn: Connection) -> None:
+    (ann, _), (bob, text) = token(conn, "ann"), token(conn, "bob")
+    with pytest.raises(NotFound):
+        accounts.revoke(conn, bob.token_id, account_id=ann.account_id, by="ann")
+    assert accounts.whose(conn, text) is not None
+    with pytest.raises(NotFound):
+        accounts.revoke(conn, 7)
 
 
-def test_a_token_can_be_replaced_and_one_that_was_found_ends_with_what_it_made(base: Database) -> None:
-    with base.write() as conn:
-        ann, first = accounts.add_token(conn, "ann")
-        texts = [first]
-        for _ in range(3):  # each made with the one before
-            maker = accounts.whose(conn, texts[-1])
-            assert maker is not None
-            texts.append(accounts.add_token(conn, "ann", made_with=maker)[1])
-        _, other = accounts.add_token(conn, "ann")
-        ids = [who.token_id for text in texts if (who := accounts.whose(conn, text)) is not None]
-        assert [token.parent_id for token in accounts.list_tokens(conn, ann.id)].count(None) == 2
-        accounts.revoke(conn, ids[0], account_id=ann.id, by="ann")
-        assert [accounts.whose(conn, text) is not None for text in texts] == [False, True, True, True]
-        accounts.revoke(conn, ids[0], account_id=ann.id, by="ann", made_too=True)  # also of one that ended before
-        assert [accounts.whose(conn, text) is not None for text in texts] == [False] * 4
-        assert accounts.whose(conn, other) is not None
-        told = [row.what for row in conn.execute(select(schema.deeds))]
-    assert told.count("token revoked") == 4
+def test_a_token_can_be_replaced_and_one_that_was_found_ends_with_what_it_made(conn: Connection) -> None:
+    chain = [token(conn)]
+    for _ in range(3):  # each made with the one before
+        chain.append(token(conn, made_with=chain[-1][0]))
+    _, other = token(conn)
+    ann = chain[0][0]
+    assert [one.parent_id for one in accounts.list_tokens(conn, ann.account_id)].count(None) == 2
+    accounts.revoke(conn, ann.token_id, account_id=ann.account_id, by="ann")
+    assert [accounts.whose(conn, text) is not None for _, text in chain] == [False, True, True, True]
+    accounts.revoke(conn, ann.token_id, account_id=ann.account_id, by="ann", made_too=True)  # of one that ended before
+    assert [accounts.whose(conn, text) is not None for _, text in chain] == [False] * 4
+    assert accounts.whose(conn, other) is not None and deeds(conn)["token revoked"] == 4
 
 
-def test_a_token_ends_no_later_than_the_one_that_made_it(base: Database) -> None:
+def test_a_token_ends_no_later_than_the_one_that_made_it(conn: Connection) -> None:
     soon = accounts.now_us() + 1_000_000_000
-    with base.write() as conn:
-        maker = accounts.whose(conn, accounts.add_token(conn, "ann", expires_us=soon)[1])
-        assert maker is not None and maker.expires_us == soon
-        for asked, expected in ((None, soon), (soon + 5, soon), (soon - 5, soon - 5)):
-            made = accounts.whose(conn, accounts.add_token(conn, "ann", expires_us=asked, made_with=maker)[1])
-            assert made is not None and made.expires_us == expected
+    maker, _ = token(conn, expires_us=soon)
+    assert maker.expires_us == soon
+    for asked, expected in ((None, soon), (soon + 5, soon), (soon - 5, soon - 5)):
+        assert token(conn, expires_us=asked, made_with=maker)[0].expires_us == expected
 
 
-def test_signing_out_ends_the_sessions_of_that_token_alone(base: Database) -> None:
-    with base.write() as conn:
-        one, two = (accounts.whose(conn, accounts.add_token(conn, "ann")[1]) for _ in range(2))
-        assert one is not None and two is not None
-        accounts.end_sessions(conn, one)
-        assert accounts.who_by_token(conn, one.token_id, one.epoch) is None
-        now = accounts.who_by_token(conn, one.token_id, one.epoch + 1)
-        assert now is not None and now.epoch == one.epoch + 1
-        assert accounts.who_by_token(conn, two.token_id, two.epoch) is not None
+def test_signing_out_ends_the_sessions_of_that_token_alone(conn: Connection) -> None:
+    one, two = token(conn)[0], token(conn)[0]
+    accounts.end_sessions(conn, one)
+    assert accounts.who_by_token(conn, one.token_id, one.epoch) is None
+    now = accounts.who_by_token(conn, one.token_id, one.epoch + 1)
+    assert now is not None and now.epoch == one.epoch + 1
+    assert accounts.who_by_token(conn, two.token_id, two.epoch) is not None
 
 
 @pytest.mark.parametrize(
     "name",
     ["", "a", "-a", "a-", "A", "a b", "a" * 40, "ann\n", "ünn", "a/b", "operator", "site", "deleted-1", "a\0b", "‮nna"],
 )
-def test_names_that_cannot_be(base: Database, name: str) -> None:
-    with base.write() as conn, pytest.raises(Refused) as caught:
+def test_names_that_cannot_be(conn: Connection, name: str) -> None:
+    with pytest.raises(Refused) as caught:
         accounts.add_account(conn, name)
     assert caught.value.place == "name"
 
@@ -171,23 +164,18 @@ def test_who_is_second_to_a_name_gets_no_token_for_it(
         return None if len(asked) == 1 else looked(conn, name)
 
     monkeypatch.setattr(accounts, "_account", late)
-    page = site.http.get("/account/new", headers={"Accept": "text/html"}).text
-    word = re.search(r'name="csrf" value="([^"]+)"', page)
-    assert word is not None and not asked
-    made = site.http.post("/account/new", data={"csrf": word[1], "name": "ann"}, headers={"Accept": "text/html"})
-    assert made.status_code == 422 and "taken" in made.text and not re.search(r"flatout_[\w-]{43}", made.text)
+    answer = site.send("/account/new", "/account/new", name="ann")
+    assert answer.status_code == 422 and "taken" in answer.text and not re.search(r"flatout_[\w-]{43}", answer.text)
     with site.site.database.read() as conn:
         assert len(accounts.all_tokens(conn)) == 1
 
 
-def test_an_account_has_a_bounded_number_of_working_tokens(base: Database) -> None:
-    with base.write() as conn:
-        for _ in range(accounts.MOST_TOKENS):
-            account, _ = accounts.add_token(conn, "ann")
-        with pytest.raises(Conflict, match="50 tokens"):
-            accounts.add_token(conn, "ann")
-        accounts.revoke(conn, accounts.list_tokens(conn, account.id)[0].id, by="ann")
+def test_an_account_has_a_bounded_number_of_working_tokens(conn: Connection) -> None:
+    made = [token(conn)[0] for _ in range(accounts.MOST_TOKENS)]
+    with pytest.raises(Conflict, match="50 tokens"):
         accounts.add_token(conn, "ann")
+    accounts.revoke(conn, made[0].token_id, by="ann")
+    accounts.add_token(conn, "ann")
 
 
 def test_a_number_is_never_given_twice(base: Database) -> None:
@@ -195,11 +183,9 @@ def test_a_number_is_never_given_twice(base: Database) -> None:
     seen = set()
     for number in range(5):
         with base.write() as conn:
-            account, _ = accounts.add_token(conn, f"ann{number}")
-            token = accounts.list_tokens(conn, account.id)[0]
-            assert token.id not in seen
-            seen.add(token.id)
+            seen.add(token(conn, f"ann{number}")[0].token_id)
             conn.execute(schema.tokens.delete())
+    assert len(seen) == 5
 
 
 @pytest.mark.parametrize(
@@ -214,19 +200,17 @@ def test_a_number_is_never_given_twice(base: Database) -> None:
         ({"expires_us": 2**63}, "expires"),
     ],
 )
-def test_tokens_that_cannot_be(base: Database, more: dict[str, object], place: str) -> None:
-    with base.write() as conn, pytest.raises(Refused) as caught:
+def test_tokens_that_cannot_be(conn: Connection, more: dict[str, object], place: str) -> None:
+    with pytest.raises(Refused) as caught:
         accounts.add_token(conn, "ann", **more)  # type: ignore[arg-type]
     assert caught.value.place == place
 
 
-def test_the_use_of_a_token_is_noted_once_a_minute(base: Database) -> None:
-    with base.write() as conn:
-        _, text = accounts.add_token(conn, "ann")
-        who = accounts.whose(conn, text)
-        assert who is not None and accounts.stale_use(who)
-        accounts.used(conn, who)
-        again = accounts.whose(conn, text)
+def test_the_use_of_a_token_is_noted_once_a_minute(conn: Connection) -> None:
+    who, text = token(conn)
+    assert accounts.stale_use(who)
+    accounts.used(conn, who)
+    again = accounts.whose(conn, text)
     assert again is not None and again.used_us is not None and not accounts.stale_use(again)
 
 
@@ -266,8 +250,6 @@ def test_addresses_are_not_kept_and_counters_are_bounded(tmp_path: Path) -> None
 @given(st.ip_addresses(v=6))
 def test_an_ipv6_network_counts_as_one(address: object) -> None:
     bits = int(address)  # type: ignore[call-overload]
-    import ipaddress
-
     if ipaddress.IPv6Address(bits).ipv4_mapped is None:
         assert network(str(address)) == network(str(ipaddress.IPv6Address(bits ^ 0xFFFF)))
         assert network(str(address)) != network(str(ipaddress.IPv6Address(bits ^ (1 << 64))))

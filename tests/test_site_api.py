@@ -10,9 +10,9 @@ import sqlite3
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import select
@@ -23,206 +23,180 @@ from flatout.site import reasons, schema
 from flatout.site.errors import Refused, Unavailable
 from flatout.site.store import Store
 from tests import records
-from tests.site_client import BASE, Open, Opened, body, content, opened, problem, settings
+from tests.site_client import BASE, Open, Opened, body, content, problem, settings
 from tests.site_database import database_url  # noqa: F401
 
 
 @pytest.fixture
-def site(database_url: str, tmp_path: Path) -> Iterator[Opened]:  # noqa: F811
-    made = opened(tmp_path, database_url=database_url)
-    yield made
-    made.close()
+def both(database_url: str, open_site: Open) -> Opened:  # noqa: F811
+    """On each of the two databases."""
+    made: Opened = open_site(database_url=database_url)
+    return made
 
 
-@pytest.fixture
-def quick(tmp_path: Path) -> Iterator[Opened]:
-    """On SQLite alone: for what no database decides."""
-    made = opened(tmp_path)
-    yield made
-    made.close()
-
-
-def test_publish_read_compare_rank_withdraw(site: Opened) -> None:
-    ann = site.token("ann")
-    first = site.publish(body(1, tok_s=100.0), ann)
+def test_publish_read_compare_rank_withdraw(both: Opened) -> None:
+    ann = both.token("ann")
+    first = both.publish(body(1, tok_s=100.0), ann)
     assert first.status_code == 201 and first.json()["created"] and first.json()["state"] == "public"
     run = first.json()["id"]
     assert first.headers["location"] == f"/api/v1/runs/{run}" and first.json()["url"] == f"{BASE}/r/{run}"
     assert {check["level"] for check in first.json()["checks"]} <= {"good", "note", "doubt"}
-    second = site.publish(body(2, tok_s=150.0), ann).json()["id"]
+    second = both.publish(body(2, tok_s=150.0), ann).json()["id"]
 
-    got = site.http.get(f"/api/v1/runs/{run}").json()
+    got = both.http.get(f"/api/v1/runs/{run}").json()
     assert got["publisher"] == "ann" and got["model"]["label"] and got["single_tok_s"] == 100.0 and not got["samples"]
     assert got["checks"] == first.json()["checks"]
-    record = site.http.get(f"/api/v1/runs/{run}/record")
-    assert hashlib.sha256(record.content).hexdigest() == got["content_hash"] and record.json() == content_of(1, 100.0)
-    again = site.http.get(f"/api/v1/runs/{run}/record", headers={"If-None-Match": record.headers["etag"]})
+    record = both.http.get(f"/api/v1/runs/{run}/record")
+    assert hashlib.sha256(record.content).hexdigest() == got["content_hash"] and record.json() == json.loads(
+        body(1, tok_s=100.0)
+    )
+    again = both.http.get(f"/api/v1/runs/{run}/record", headers={"If-None-Match": record.headers["etag"]})
     assert again.status_code == 304 and not again.content
 
-    listed = site.http.get("/api/v1/runs").json()
+    listed = both.http.get("/api/v1/runs").json()
     assert {r["id"] for r in listed["runs"]} == {run, second} and listed["next"] is None
-    compared = site.http.get("/api/v1/compare", params={"r": [run, second]}).json()
+    compared = both.http.get("/api/v1/compare", params={"r": [run, second]}).json()
     cell = next(c for c in compared["pairs"][0]["cells"] if c["phase"] == "decode" and c["concurrency"] == 1)
     assert cell["figures"]["total_tok_s"]["ratio"] == pytest.approx(1.5)
     assert compared["sides"][0]["is"] and compared["format"] == "flatout-comparison/1"
 
-    board = site.http.get("/api/v1/boards/single:8192").json()
+    board = both.http.get("/api/v1/boards/single:8192").json()
     assert board["standings"][0]["runs"] == 2 and board["unit"] == "tok/s"
-    assert "single:8192" in {b["board"] for b in site.http.get("/api/v1/boards").json()["boards"]}
+    assert "single:8192" in {b["board"] for b in both.http.get("/api/v1/boards").json()["boards"]}
 
-    gone = site.http.post(
+    gone = both.http.post(
         f"/api/v1/runs/{run}/withdraw", json={"reason": "a fan was broken", "successor": second}, headers=ann
     )
     assert gone.json() == {"id": run, "state": "withdrawn", "reason": "a fan was broken", "successor": second}
-    told = problem(site.http.get(f"/api/v1/runs/{run}"), 410)
+    told = problem(both.http.get(f"/api/v1/runs/{run}"), 410)
     assert told["state"] == "withdrawn" and told["successor"] == second
     assert "a fan was broken. The run" in told["detail"] and told["reason"] == "a fan was broken"
-    problem(site.http.get(f"/api/v1/runs/{run}/record"), 410)
-    problem(site.http.get("/api/v1/compare", params={"r": [run, second]}), 410)
-    assert site.http.get("/api/v1/boards/single:8192").json()["standings"][0]["runs"] == 1
-    problem(site.publish(body(1, tok_s=100.0), ann), 409)
+    problem(both.http.get(f"/api/v1/runs/{run}/record"), 410)
+    problem(both.http.get("/api/v1/compare", params={"r": [run, second]}), 410)
+    assert both.http.get("/api/v1/boards/single:8192").json()["standings"][0]["runs"] == 1
+    problem(both.publish(body(1, tok_s=100.0), ann), 409)
 
 
-def content_of(number: int, tok_s: float) -> object:
-    return json.loads(body(number, tok_s=tok_s))
-
-
-def test_the_same_record_twice_is_one_run(site: Opened) -> None:
-    ann = site.token()
-    first = site.publish(body(), ann)
+def test_the_same_record_twice_is_one_run(both: Opened) -> None:
+    ann = both.token()
+    first = both.publish(body(), ann)
     plain = {**ann, "Content-Type": "application/json; charset=utf-8"}
     spaced = json.dumps(dict(reversed(content().items())), indent=3).encode()
     for second in (
-        site.publish(body(), ann),
-        site.http.post("/api/v1/runs", content=spaced, headers=plain),
-        site.http.post("/api/v1/runs", files={"record": ("x", body(), "application/json")}, headers=ann),
-        site.http.post("/api/v1/runs", files={"record": ("x", gzip.compress(body()), "application/gzip")}, headers=ann),
+        both.publish(body(), ann),
+        both.http.post("/api/v1/runs", content=spaced, headers=plain),
+        both.http.post("/api/v1/runs", files={"record": ("x", body(), "application/json")}, headers=ann),
+        both.http.post("/api/v1/runs", files={"record": ("x", gzip.compress(body()), "application/gzip")}, headers=ann),
     ):
         assert second.status_code == 200 and not second.json()["created"]
         assert second.json()["id"] == first.json()["id"]
-    assert len(site.http.get("/api/v1/runs").json()["runs"]) == 1
+    assert len(both.http.get("/api/v1/runs").json()["runs"]) == 1
 
 
-def test_who_am_i_and_tokens(site: Opened) -> None:
-    ann = site.token("ann", ["publish", "moderate"], label="first")
-    me = site.http.get("/api/v1/me", headers=ann).json()
+def test_who_am_i_and_tokens(both: Opened) -> None:
+    ann = both.token("ann", ["publish", "moderate"], label="first")
+    me = both.http.get("/api/v1/me", headers=ann).json()
     assert me["name"] == "ann" and me["scopes"] == ["publish", "moderate"] and me["runs"] == 0
-    made = site.http.post("/api/v1/me/tokens", json={"label": "second", "expires_days": 30}, headers=ann)
+    made = both.http.post("/api/v1/me/tokens", json={"label": "second", "expires_days": 30}, headers=ann)
     assert made.status_code == 201
     second = {"Authorization": f"bearer {made.json()['text']}"}
-    assert site.http.get("/api/v1/me", headers=second).json()["scopes"] == ["publish"]
-    problem(site.http.post("/api/v1/me/tokens", json={"scopes": ["moderate"]}, headers=second), 403)
-    tokens = site.http.get("/api/v1/me/tokens", headers=ann).json()
+    assert both.http.get("/api/v1/me", headers=second).json()["scopes"] == ["publish"]
+    problem(both.http.post("/api/v1/me/tokens", json={"scopes": ["moderate"]}, headers=second), 403)
+    tokens = both.http.get("/api/v1/me/tokens", headers=ann).json()
     assert [t["label"] for t in tokens] == ["second", "first"] and tokens[0]["expires"] and tokens[0]["used"]
     assert made.json()["text"] not in json.dumps(tokens)
-    bob = site.token("bob")
+    bob = both.token("bob")
     number = made.json()["token"]["id"]
-    problem(site.http.delete(f"/api/v1/me/tokens/{number}", headers=bob), 404)
-    assert site.http.delete(f"/api/v1/me/tokens/{number}", headers=ann).status_code == 204
-    problem(site.http.get("/api/v1/me", headers=second), 401)
-    assert not site.http.get("/api/v1/me/tokens", headers=ann).json()[0]["works"]
+    problem(both.http.delete(f"/api/v1/me/tokens/{number}", headers=bob), 404)
+    assert both.http.delete(f"/api/v1/me/tokens/{number}", headers=ann).status_code == 204
+    problem(both.http.get("/api/v1/me", headers=second), 401)
+    assert not both.http.get("/api/v1/me/tokens", headers=ann).json()[0]["works"]
 
 
-def test_scopes_and_owners_are_kept_apart(site: Opened) -> None:
-    ann, bob, mod = site.token("ann"), site.token("bob"), site.token("mod", ["moderate"])
-    run = site.publish(body(), ann).json()["id"]
-    problem(site.publish(body(1), mod), 403)
-    problem(site.http.get("/api/v1/moderation/queue", headers=ann), 403)
-    problem(site.http.post(f"/api/v1/runs/{run}/hide", json={"reason": "because"}, headers=ann), 403)
-    problem(site.http.post(f"/api/v1/runs/{run}/withdraw", json={"reason": "because"}, headers=bob), 403)
-    problem(site.publish(body(2), bob, replaces=run), 403)
-    problem(site.http.post(f"/api/v1/runs/{run}/withdraw", json={"reason": "because"}), 401)
-    assert site.http.get(f"/api/v1/runs/{run}").json()["state"] == "public"
+def test_scopes_and_owners_are_kept_apart(both: Opened) -> None:
+    ann, bob, mod = both.token("ann"), both.token("bob"), both.token("mod", ["moderate"])
+    run = both.publish(body(), ann).json()["id"]
+    problem(both.publish(body(1), mod), 403)
+    problem(both.http.get("/api/v1/moderation/queue", headers=ann), 403)
+    problem(both.http.post(f"/api/v1/runs/{run}/hide", json={"reason": "because"}, headers=ann), 403)
+    problem(both.http.post(f"/api/v1/runs/{run}/withdraw", json={"reason": "because"}, headers=bob), 403)
+    problem(both.publish(body(2), bob, replaces=run), 403)
+    problem(both.http.post(f"/api/v1/runs/{run}/withdraw", json={"reason": "because"}), 401)
+    assert both.http.get(f"/api/v1/runs/{run}").json()["state"] == "public"
 
 
-def test_a_run_takes_the_place_of_an_earlier_one(site: Opened) -> None:
-    ann = site.token()
-    old = site.publish(body(1), ann).json()["id"]
-    new = site.publish(body(2), ann, replaces=old)
-    assert new.status_code == 201
-    told = problem(site.http.get(f"/api/v1/runs/{old}"), 410)
-    assert told["successor"] == new.json()["id"] and told["state"] == "withdrawn"
-    problem(site.publish(body(3), ann, replaces="abcdefgh2345"), 404)
-
-
-def test_a_moderated_site_shows_a_run_when_it_is_approved(database_url: str, open_site: Open) -> None:  # noqa: F811
-    site = open_site(database_url=database_url, moderation="queue")
-    ann, bob, mod = site.token("ann"), site.token("bob"), site.token("mod", ["moderate"])
-    sent = site.publish(body(), ann)
-    run = sent.json()["id"]
-    assert sent.json()["state"] == "queued"
-    for headers in ({}, bob):
-        problem(site.http.get(f"/api/v1/runs/{run}", headers=headers), 404)
-        problem(site.http.get(f"/api/v1/runs/{run}/record", headers=headers), 404)
-    for headers in (ann, mod):
-        assert site.http.get(f"/api/v1/runs/{run}", headers=headers).json()["state"] == "queued"
-    assert not site.http.get("/api/v1/runs").json()["runs"]
-    queue = site.http.get("/api/v1/moderation/queue", headers=mod).json()
-    assert [w["id"] for w in queue["runs"]] == [run] and queue["runs"][0]["publisher"] == "ann"
-    assert site.http.post(f"/api/v1/runs/{run}/approve", headers=mod).json()["state"] == "public"
-    assert site.http.get(f"/api/v1/runs/{run}").json()["state"] == "public"
-    assert site.http.get("/api/v1/moderation/queue", headers=mod).json()["runs_all"] == 0
-
-
-def test_on_a_moderated_site_the_old_run_stays_until_the_new_one_is_approved(
+def test_a_moderated_site_shows_a_run_when_it_is_approved(
     database_url: str,  # noqa: F811
     open_site: Open,
 ) -> None:
+    """And what it replaces stays until then."""
     site = open_site(database_url=database_url, moderation="queue")
-    ann, mod = site.token("ann"), site.token("mod", ["moderate"])
-    old = site.publish(body(1), ann).json()["id"]
-    site.http.post(f"/api/v1/runs/{old}/approve", headers=mod)
+    ann, bob, mod = site.token("ann"), site.token("bob"), site.token("mod", ["moderate"])
+
+    def state(run: str, headers: dict[str, str] | None = None) -> dict[str, Any]:
+        return dict(site.http.get(f"/api/v1/runs/{run}", headers=headers).json())
+
+    sent = site.publish(body(1), ann).json()
+    old = sent["id"]
+    assert sent["state"] == state(old, ann)["state"] == state(old, mod)["state"] == "queued"
+    for headers in ({}, bob):
+        problem(site.http.get(f"/api/v1/runs/{old}", headers=headers), 404)
+        problem(site.http.get(f"/api/v1/runs/{old}/record", headers=headers), 404)
+    assert not site.http.get("/api/v1/runs").json()["runs"]
+    queue = site.http.get("/api/v1/moderation/queue", headers=mod).json()
+    assert [(w["id"], w["publisher"], w["replaces"]) for w in queue["runs"]] == [(old, "ann", None)]
+    assert site.http.post(f"/api/v1/runs/{old}/approve", headers=mod).json()["state"] == state(old)["state"] == "public"
     new = site.publish(body(2), ann, replaces=old).json()["id"]
-    assert site.http.get(f"/api/v1/runs/{old}").json()["state"] == "public"
-    assert site.http.get(f"/api/v1/runs/{old}").json()["replaced_by"] is None  # nobody is told of what waits
-    assert site.http.get(f"/api/v1/runs/{new}", headers=ann).json()["replaces"] == old
+    assert (state(old)["state"], state(old)["replaced_by"]) == ("public", None), "nobody is told of what waits"
+    assert state(new, ann)["replaces"] == old
     waiting = site.http.get("/api/v1/moderation/queue", headers=mod).json()["runs"]
     assert [(w["id"], w["replaces"]) for w in waiting] == [(new, old)]
     assert new in problem(site.publish(body(3), ann, replaces=old), 409)["detail"]
+    problem(site.publish(body(3), ann, replaces="abcdefgh2345"), 404)
     site.http.post(f"/api/v1/runs/{new}/approve", headers=mod)
-    told = problem(site.http.get(f"/api/v1/runs/{old}"), 410)
-    assert (
-        told["successor"] == new and told["reason"] and site.http.get(f"/api/v1/runs/{new}").json()["replaces"] is None
-    )
+    gone = problem(site.http.get(f"/api/v1/runs/{old}"), 410)
+    assert gone["successor"] == new and gone["reason"] and gone["state"] == "withdrawn"
+    assert state(new)["replaces"] is None
+    assert site.http.get("/api/v1/moderation/queue", headers=mod).json()["runs_all"] == 0
 
 
-def test_deleting_my_data_leaves_tombstones(site: Opened) -> None:
-    ann, bob = site.token("ann"), site.token("bob")
-    run = site.publish(body(1), ann).json()["id"]
-    other = site.publish(body(2), bob).json()["id"]
-    site.http.post(f"/api/v1/runs/{other}/report", json={"reason": "too fast"}, headers=ann)
-    problem(site.http.delete("/api/v1/me", headers=ann), 422)
-    problem(site.http.delete("/api/v1/me", params={"confirm": "bob"}, headers=ann), 422)
-    assert site.http.delete("/api/v1/me", params={"confirm": "ann"}, headers=ann).status_code == 204
-    problem(site.http.get("/api/v1/me", headers=ann), 401)
-    told = problem(site.http.get(f"/api/v1/runs/{run}"), 410)
+def test_deleting_my_data_leaves_tombstones(both: Opened) -> None:
+    ann, bob = both.token("ann"), both.token("bob")
+    run = both.publish(body(1), ann).json()["id"]
+    other = both.publish(body(2), bob).json()["id"]
+    both.http.post(f"/api/v1/runs/{other}/report", json={"reason": "too fast"}, headers=ann)
+    problem(both.http.delete("/api/v1/me", headers=ann), 422)
+    problem(both.http.delete("/api/v1/me", params={"confirm": "bob"}, headers=ann), 422)
+    assert both.http.delete("/api/v1/me", params={"confirm": "ann"}, headers=ann).status_code == 204
+    problem(both.http.get("/api/v1/me", headers=ann), 401)
+    told = problem(both.http.get(f"/api/v1/runs/{run}"), 410)
     assert told["state"] == "deleted"
-    with site.site.database.read() as conn:
+    with both.site.database.read() as conn:
         assert conn.scalars(select(schema.reports.c.account_id)).all() == [None]
         assert "ann" not in conn.scalars(select(schema.accounts.c.name)).all()
-    left = [p for p in Path(site.site.settings.files_url).rglob("*") if p.is_file()]
+    left = [p for p in Path(both.site.settings.files_url).rglob("*") if p.is_file()]
     assert len(left) == 1  # bob's record
-    assert site.http.get(f"/api/v1/runs/{other}").json()["state"] == "public"
+    assert both.http.get(f"/api/v1/runs/{other}").json()["state"] == "public"
 
 
-def test_lists_go_page_by_page_and_filter(site: Opened) -> None:
-    ann = site.token()
-    ids = {site.publish(body(n), ann).json()["id"] for n in range(5)}
-    other = site.publish(body(9, engine=records.engine(name=records.fact("vllm"))), ann).json()["id"]
+def test_lists_go_page_by_page_and_filter(both: Opened) -> None:
+    ann = both.token()
+    ids = {both.publish(body(n), ann).json()["id"] for n in range(5)}
+    other = both.publish(body(9, engine=records.engine(name=records.fact("vllm"))), ann).json()["id"]
     seen: list[str] = []
     after = None
     for _ in range(10):
-        page = site.http.get("/api/v1/runs", params={"limit": 2, **({"after": after} if after else {})}).json()
+        page = both.http.get("/api/v1/runs", params={"limit": 2, **({"after": after} if after else {})}).json()
         seen += [r["id"] for r in page["runs"]]
         after = page["next"]
         if after is None:
             break
     assert sorted(seen) == sorted(ids | {other})
-    key = site.http.get(f"/api/v1/runs/{other}").json()["engine"]["key"]
-    assert [r["id"] for r in site.http.get("/api/v1/runs", params={"e": key}).json()["runs"]] == [other]
-    assert site.http.get("/api/v1/runs", params={"m": "no such model"}).json()["runs"] == []
-    problem(site.http.get("/api/v1/runs", params={"after": "nonsense"}), 422)
-    problem(site.http.get("/api/v1/runs", params={"from": "yesterday"}), 422)
+    key = both.http.get(f"/api/v1/runs/{other}").json()["engine"]["key"]
+    assert [r["id"] for r in both.http.get("/api/v1/runs", params={"e": key}).json()["runs"]] == [other]
+    assert both.http.get("/api/v1/runs", params={"m": "no such model"}).json()["runs"] == []
+    problem(both.http.get("/api/v1/runs", params={"after": "nonsense"}), 422)
+    problem(both.http.get("/api/v1/runs", params={"from": "yesterday"}), 422)
 
 
 def test_limits_are_told_and_kept(open_site: Open) -> None:
@@ -251,20 +225,8 @@ def test_failed_tokens_are_counted_by_address(open_site: Open) -> None:
     assert site.http.get("/api/v1/boards").status_code == 200
 
 
-def test_samples_come_along(quick: Opened) -> None:
-    ann = quick.token()
-    packed = BytesIO()
-    with zipfile.ZipFile(packed, "w") as archive:
-        archive.writestr("samples/none.npz", b"")
-    files = {"record": ("r", body(), "application/json"), "samples": ("s", packed.getvalue(), "application/zip")}
-    told = problem(quick.http.post("/api/v1/runs", files=files, headers=ann), 422)
-    assert "samples" in told["place"]  # no cell names that file
-    run = quick.publish(body(), ann).json()["id"]
-    problem(quick.http.get(f"/api/v1/runs/{run}/samples"), 404)
-
-
-def test_samples_go_in_and_come_out(quick: Opened) -> None:
-    ann, name = quick.token(), "samples/d-8192-1.npz"
+def test_samples_go_in_and_come_out(site: Opened) -> None:
+    ann, name = site.token(), "samples/d-8192-1.npz"
     told = content()
     told["cells"][1]["samples"] = name
     sent = json.dumps(told).encode()
@@ -273,23 +235,23 @@ def test_samples_go_in_and_come_out(quick: Opened) -> None:
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr(name, npz)
     files = {"record": ("r", sent, "application/json"), "samples": ("s", packed.getvalue(), "application/zip")}
-    made = quick.http.post("/api/v1/runs", files=files, headers=ann)
+    made = site.http.post("/api/v1/runs", files=files, headers=ann)
     assert made.status_code == 201, made.text
     run = made.json()["id"]
-    assert quick.http.get(f"/api/v1/runs/{run}").json()["samples"] is True
-    page = quick.http.get(f"/r/{run}", headers={"Accept": "text/html"})
+    assert site.http.get(f"/api/v1/runs/{run}").json()["samples"] is True
+    page = site.http.get(f"/r/{run}", headers={"Accept": "text/html"})
     assert f'href="/r/{run}/samples.zip"' in page.text
     for path in (f"/api/v1/runs/{run}/samples", f"/r/{run}/samples.zip"):
-        got = quick.http.get(path)
+        got = site.http.get(path)
         assert got.headers["content-type"] == "application/zip"
         with zipfile.ZipFile(BytesIO(got.content)) as archive:
             assert archive.namelist() == [name] and archive.read(name) == npz
-        again = quick.http.get(path, headers={"If-None-Match": got.headers["etag"]})
+        again = site.http.get(path, headers={"If-None-Match": got.headers["etag"]})
         assert again.status_code == 304 and not again.content
 
 
 def test_the_log_tells_the_operator_why_and_nobody_else(
-    quick: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The driver's reason, once a minute, without a password, an address that has one, or what was sent."""
     said = 'connection to "postgresql://site:geheim@db/x" failed: too many clients\nDETAIL: Key (note)=(mine) is there'
@@ -302,69 +264,52 @@ def test_the_log_tells_the_operator_why_and_nobody_else(
             raise Unavailable("the site's database cannot be used at the moment") from error
 
     monkeypatch.setattr(Store, "publish", gone)
-    monkeypatch.setattr(quick.site.reasons, "_now", lambda: now[0])
-    ann = quick.token()
+    monkeypatch.setattr(site.site.reasons, "_now", lambda: now[0])
+    ann = site.token()
     for _ in range(3):
-        answer = quick.publish(body(), ann)
+        answer = site.publish(body(), ann)
         assert "clients" not in problem(answer, 503)["detail"] and int(answer.headers["retry-after"]) > 0
     now[0] += 61
-    problem(quick.publish(body(), ann), 503)
+    problem(site.publish(body(), ann), 503)
     lines = [r.getMessage() for r in caplog.records if "not available" in r.getMessage()]
     assert len(lines) == 2 and all("OperationalError: connection to" in line for line in lines), lines
     assert "too many clients" in lines[0] and "2 more of these before" in lines[1]
     assert not any(word in line for line in lines for word in ("geheim", "mine", "INSERT", "DETAIL"))
 
 
-@pytest.mark.parametrize(
-    ("error", "wanted"),
-    [
-        (
-            OSError(28, "No space left on device", "/srv/site"),
-            "OSError: [Errno 28] No space left on device: '/srv/site'",
-        ),
-        (ValueError("what was sent"), "ValueError"),
-        (Refused("note", "a secret stands here"), "note: a secret stands here"),
-    ],
-)
-def test_reasons_in_the_log_of_the_site_itself(error: Exception, wanted: str) -> None:
-    assert reasons.told(error) == wanted
-
-
-def test_a_reason_holds_no_password_that_the_settings_have(tmp_path: Path) -> None:
-    given = settings(
+def test_reasons_in_the_log_hold_no_password(tmp_path: Path) -> None:
+    known = settings(
         tmp_path, database_url="postgresql://site:p%40ss-wort1@db/x", files_url="s3://key:sEcr3tKey99@bucket/x"
     )
     error = Unavailable("the files cannot be read")
-    error.__cause__ = RuntimeError("403 for p@ss-wort1, sEcr3tKey99 and " + given.secret)
-    told = reasons.told(error, reasons.secrets_of(given))
-    assert "RuntimeError: 403 for" in told and not any(w in told for w in ("ss-wort1", "sEcr3tKey99", given.secret))
+    error.__cause__ = RuntimeError("403 for p@ss-wort1, sEcr3tKey99 and " + known.secret)
+    line = reasons.told(error, reasons.secrets_of(known))
+    assert "RuntimeError: 403 for" in line and not any(w in line for w in ("ss-wort1", "sEcr3tKey99", known.secret))
+    full = OSError(28, "No space left on device", "/srv/site")
+    assert reasons.told(full) == "OSError: [Errno 28] No space left on device: '/srv/site'"
+    assert reasons.told(ValueError("what was sent")) == "ValueError"
+    assert reasons.told(Refused("note", "a secret stands here")) == "note: a secret stands here"
 
 
-def test_a_full_disk_is_a_503_in_words(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", "/secret/path")
-
-    monkeypatch.setattr(Store, "publish", full)
-    told = problem(quick.publish(body(), quick.token()), 503)
-    assert "disk is full" in told["detail"] and "/secret" not in json.dumps(told)
-
-
-def test_a_fault_has_a_number_and_no_trace(
-    quick: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_fault_has_a_number_and_no_trace_and_a_full_disk_is_said(
+    site: Opened, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    ann, errors = site.token(), iter([RuntimeError("sent: hunter2"), OSError(28, "No space left", "/secret/path")])
+
     def broken(*_: object, **__: object) -> None:
-        raise RuntimeError("what was sent: hunter2")
+        raise next(errors)
 
     monkeypatch.setattr(Store, "row", broken)
-    ann = quick.token()
-    told = problem(quick.http.get("/api/v1/runs/abcdefgh2345", headers=ann), 500)
-    assert told["id"] in caplog.text and told["id"] in told["detail"] and "broken" in caplog.text
+    fault = problem(site.http.get("/api/v1/runs/abcdefgh2345", headers=ann), 500)
+    assert fault["id"] in caplog.text and fault["id"] in fault["detail"] and "broken" in caplog.text
     for secret in ("hunter2", "Traceback", ann["Authorization"][7:], "192.0.2.7"):
-        assert secret not in json.dumps(told) and secret not in caplog.text
+        assert secret not in json.dumps(fault) and secret not in caplog.text
+    full = problem(site.http.get("/api/v1/runs/abcdefgh2345"), 503)
+    assert "disk is full" in full["detail"] and "/secret" not in json.dumps(full)
 
 
-def test_the_description_is_complete(quick: Opened) -> None:
-    made = quick.http.get("/api/v1/openapi.json").json()
+def test_the_description_is_complete(site: Opened) -> None:
+    made = site.http.get("/api/v1/openapi.json").json()
     assert all(path.startswith("/api/v1/") for path in made["paths"])
     assert made["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
     for path, methods in made["paths"].items():
@@ -393,44 +338,44 @@ def test_while_the_site_runs_local_results_appear_and_orphans_go(open_site: Open
     assert not [t for t in threading.enumerate() if t.name in ("sweep", "flatout results")]
 
 
-def test_a_misspelt_filter_is_not_a_list_of_everything(quick: Opened) -> None:
-    told = problem(quick.http.get("/api/v1/runs", params={"modle": "x"}), 422)
+def test_a_misspelt_filter_is_not_a_list_of_everything(site: Opened) -> None:
+    told = problem(site.http.get("/api/v1/runs", params={"modle": "x"}), 422)
     assert told["place"] == "query.modle" and "there are: after, c, e" in told["detail"]
 
 
-def test_programs_get_problems_and_people_get_pages(quick: Opened) -> None:
-    assert "text/html" in quick.http.get("/r/abcdefgh2345", headers={"Accept": "text/html"}).headers["content-type"]
-    assert "text/html" in quick.http.get("/nothing").headers["content-type"]
-    problem(quick.http.get("/r/abcdefgh2345", headers={"Accept": "application/json"}), 404)
-    problem(quick.http.get("/r/abcdefgh2345/record.json"), 404)
-    problem(quick.http.get("/api/v1/nothing", headers={"Accept": "text/html"}), 404)
+def test_programs_get_problems_and_people_get_pages(site: Opened) -> None:
+    assert "text/html" in site.http.get("/r/abcdefgh2345", headers={"Accept": "text/html"}).headers["content-type"]
+    assert "text/html" in site.http.get("/nothing").headers["content-type"]
+    problem(site.http.get("/r/abcdefgh2345", headers={"Accept": "application/json"}), 404)
+    problem(site.http.get("/r/abcdefgh2345/record.json"), 404)
+    problem(site.http.get("/api/v1/nothing", headers={"Accept": "text/html"}), 404)
 
 
-def test_no_cookie_is_given_or_believed(quick: Opened) -> None:
-    answers = [quick.http.get("/api/v1/runs"), quick.http.get("/api/v1/me"), quick.publish(body(), quick.token())]
+def test_no_cookie_is_given_or_believed(site: Opened) -> None:
+    answers = [site.http.get("/api/v1/runs"), site.http.get("/api/v1/me"), site.publish(body(), site.token())]
     assert not any("set-cookie" in a.headers for a in answers)
-    problem(quick.http.post("/api/v1/me/tokens", json={}, headers={"Cookie": "flatout_session=anything"}), 401)
+    problem(site.http.post("/api/v1/me/tokens", json={}, headers={"Cookie": "flatout_session=anything"}), 401)
 
 
-def test_a_run_is_judged_by_the_time_at_which_it_came(quick: Opened) -> None:
+def test_a_run_is_judged_by_the_time_at_which_it_came(site: Opened) -> None:
     """On its page, in lists and by the API alike, whenever one looks: it claims to have ended after it came."""
-    run = quick.publish(body(1), quick.token("ann")).json()["id"]
-    with quick.site.database.write() as conn:
+    run = site.publish(body(1), site.token("ann")).json()["id"]
+    with site.site.database.write() as conn:
         conn.execute(schema.runs.update().values(received_us=schema.runs.c.started_us - 86_400_000_000))
-    told = quick.http.get(f"/api/v1/runs/{run}").json()["checks"]
+    told = site.http.get(f"/api/v1/runs/{run}").json()["checks"]
     assert any(check["level"] == "doubt" and "received" in check["text"] for check in told), told
 
 
-def test_a_configuration_is_ranked_once_a_change(quick: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_is_ranked_once_a_change(site: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many of its runs move: rankings are made while every other writer waits."""
     from flatout.site import boards
 
-    ann, made = quick.token("ann"), []
+    ann, made = site.token("ann"), []
     refresh = boards.refresh
     monkeypatch.setattr(boards, "refresh", lambda conn, key: (made.append(key), refresh(conn, key)))
-    first = quick.publish(body(1, tok_s=100.0), ann).json()["id"]
+    first = site.publish(body(1, tok_s=100.0), ann).json()["id"]
     assert len(made) == 1
-    assert quick.publish(body(1, tok_s=110.0), ann, replaces=first).status_code == 201
+    assert site.publish(body(1, tok_s=110.0), ann, replaces=first).status_code == 201
     assert len(made) == 2
-    quick.http.request("DELETE", "/api/v1/me", params={"confirm": "ann"}, headers=ann)
+    site.http.request("DELETE", "/api/v1/me", params={"confirm": "ann"}, headers=ann)
     assert len(made) == 3 and len(set(made)) == 1

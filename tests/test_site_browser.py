@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from flatout.flags import Status
 from flatout.record import dump
 from flatout.site import drawer
 from tests import page_records, records, site_records
@@ -453,13 +452,3 @@ def test_an_empty_site_in_a_browser(browser: Any, tmp_path: Path) -> None:
             assert "Nothing is ranked yet" in tab.page.locator("main").inner_text()
     finally:
         site.close()
-
-
-def test_doubts_are_told_in_words(browser: Any, site: Served) -> None:
-    record = records.every_kind().model_copy(update={"started": "2026-10-12T00:00:00+00:00"})
-    assert any(cell.status == Status.DOUBTFUL for cell in record.cells)
-    run = site.publish(dump(record).encode())
-    with Tab(browser, site) as tab:
-        tab.open(f"/r/{run}")
-        assert "How far to trust it" in tab.page.locator("#h-trust").inner_text()
-        assert tab.page.locator(".checks .note, .checks .doubt").count() > 0
