@@ -519,8 +519,7 @@ def test_what_are_no_token_ids_are_no_tokens(engine: str, ids: Any) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
-    "content",
-    [None, [], {}, "x", 0, {"data": 1}, {"version": 3}, [{"n_ctx": "x"}], {"tokens": [None]}, {"loads": [1]}],
+    "content", [None, [], {}, "x", 0, {"data": 1}, {"version": 3}, [{"n_ctx": "x"}], {"tokens": [None]}, {"loads": [1]}]
 )
 def test_no_answer_whatever_makes_an_adapter_crash(engine: str, content: Any) -> None:
     routes: dict[str, Answer] = {"GET /v1/models": answer({"data": [{"id": "m"}]}), "*": answer(content)}

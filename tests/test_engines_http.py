@@ -157,12 +157,16 @@ def test_ask_tells_absent_from_ill() -> None:
 
 
 def test_headers_and_paths_as_sent() -> None:
-    with serving({"*": answer({})}) as s, client(s.url + "/proxy/v1", key=KEY, headers=[("X-Team", "blue")]) as c:
+    with (
+        serving({"*": answer({})}) as s,
+        client(s.url + "/proxy/v1", key=KEY, headers=[("X-Team", "blue"), ("user-agent", "me")]) as c,
+    ):
         c.json("GET", "/models", api=True)
         c.json("POST", "/tokenize", body={"content": "ä"})
         models, tokenize = s.seen
     assert (models.path, tokenize.path) == ("/proxy/v1/models", "/proxy/tokenize")
     assert models.headers["authorization"] == f"Bearer {KEY}" and models.headers["x-team"] == "blue"
+    assert models.headers["user-agent"] == "me" and models.headers["host"] == s.url.removeprefix("http://")
     assert tokenize.json() == {"content": "ä"} and tokenize.headers["content-type"] == "application/json"
 
 

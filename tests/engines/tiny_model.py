@@ -19,14 +19,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 # flatout is not installed in the engines' environments.
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from flatout.demo.tokenizer import (
-    CHAT_TEMPLATE,
-    CONTROL,
-    END_OF_TEXT,
-    TURN_END,
-    Vocabulary,
-    train,
-)
+from flatout.demo.tokenizer import CHAT_TEMPLATE, CONTROL, END_OF_TEXT, TURN_END, Vocabulary, train
 
 HIDDEN = 256
 LAYERS = 4

@@ -97,11 +97,7 @@ def connect(
     redactor = Redactor(secrets=(*header_secrets(address), *secrets))
 
     def client_for(base_path: str) -> ControlClient:
-        return ControlClient(
-            replace(address, base_path=base_path),
-            redactor=redactor,
-            stopping=stopping,
-        )
+        return ControlClient(replace(address, base_path=base_path), redactor=redactor, stopping=stopping)
 
     client, listing = _reach(address, client_for, model)
     try:

@@ -83,13 +83,10 @@ class ControlClient:
         self.connect_timeout_s = connect_timeout_s
         self.stopping = stopping
         self._connections = Connections(_tls(address), _proxy(address), most=16)
-        self._headers = [
-            ("Host", host_port(address.host, address.port, address.scheme)),
-            ("User-Agent", f"flatout/{__version__}"),
-            ("Accept", "*/*"),
-            ("Accept-Encoding", "identity"),
-            *address.headers,
-        ]
+        given = {name.lower() for name, _ in address.headers}
+        ours = (("User-Agent", f"flatout/{__version__}"), ("Accept", "*/*"), ("Accept-Encoding", "identity"))
+        self._headers = [("Host", host_port(address.host, address.port, address.scheme)), *address.headers]
+        self._headers += [(name, value) for name, value in ours if name.lower() not in given]
 
     def close(self) -> None:
         self._connections.close()
