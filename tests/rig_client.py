@@ -8,7 +8,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -98,9 +98,14 @@ class Answer:
                     out.append(text)
         return out
 
-    def usage(self) -> dict[str, Any] | None:
-        found = [event["usage"] for event in self.events if event.get("usage")]
-        return found[-1] if found else None
+    def usage(self) -> dict[str, Any]:
+        """The last one; there must be one."""
+        usage: dict[str, Any] = [event["usage"] for event in self.events if event.get("usage")][-1]
+        return usage
+
+    @property
+    def completion_tokens(self) -> int:
+        return int(self.usage()["completion_tokens"])
 
     def finish(self) -> str | None:
         reasons = [c.get("finish_reason") for event in self.events for c in event.get("choices") or []]
@@ -234,6 +239,29 @@ def start_stream(url: str, tokens: int, prompt: Any = "The quick brown fox", **m
     body = {"max_tokens": tokens, "prompt": prompt, "stream": True, "stream_options": {"include_usage": True}}
     client.send("POST", "/v1/completions", {**body, **more})
     return client
+
+
+def together(url: str, *streams: tuple[int, Any]) -> list[Answer]:
+    """The answers of streams (tokens, prompt) that are asked for one after the other and run together."""
+    clients = [start_stream(url, tokens, prompt) for tokens, prompt in streams]
+    answers = [client.read() for client in clients]
+    for client in clients:
+        client.close()
+    return answers
+
+
+def left(url: str, tokens: int, chunks: int = 2, **more: Any) -> None:
+    """A stream that is hung up after so many chunks."""
+    client = start_stream(url, tokens, **more)
+    client.read(chunks=chunks)
+    client.close()
+
+
+def one(config: RigConfig, tokens: int, call: Callable[..., Answer] | None = None, **more: Any) -> tuple[Answer, Truth]:
+    """One answer of a rig, and its log."""
+    with running(config) as rig:
+        answer = (call or complete)(rig.url, tokens, **more)
+        return answer, rig.log()
 
 
 def wait_for(check: Any, timeout_s: float = 10.0) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import time
-from urllib.parse import urlsplit
 
 import msgspec
 import numpy as np
@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flatout.calibrate.bench import Scene, job_for
 from flatout.flags import Flag, Status
-from flatout.load.job import Endpoint, Job, SelfCheck, Stream, Timeouts
+from flatout.load.job import SelfCheck
 from flatout.load.process import LoadPool
 from flatout.load.watch import AFTER_NS, KEPT, Pauses
 from flatout.measure.checks import in_window, self_check
 from flatout.measure.verdict import client_limits
-from flatout.protocol import Shape, body
 from flatout.rig import RigConfig, running
 from tests.test_measure_verdict import CLEAN_CHECK, only
 
@@ -109,47 +109,27 @@ def test_the_record_tells_of_pauses() -> None:
     assert none is not None and (none.pauses, none.pause_longest_ms) == (0, None)
 
 
-def measured(frozen_s: float) -> list[SelfCheck]:
-    """What the load process says of itself over a window in which it stood still so long, as if others had its core."""
-    rid = "0" * 40
-    shape = Shape(
-        api="chat", model="rig-model", id_field="request_id",
-        fields=(("stream_options.include_usage", True), ("stream_options.continuous_usage_stats", True)),
-    )  # fmt: skip
-    data = body(shape, "How fast?", 2000, request_id=rid)
-    stream = Stream(body=data, asked_tokens=2000, rid_offset=data.index(rid.encode()))
-    config = RigConfig(dialect="vllm", decode_tok_s=20.0, ttft_ms=20.0)
-    with running(config) as rig, LoadPool() as pool:
-        where = urlsplit(rig.url)
-        endpoint = Endpoint("http", where.hostname or "", where.port or 0, "/v1/chat/completions")
-        pool.start(Job("frozen", "closed", "chat", endpoint, Timeouts(), (stream,) * 8, rid_prefix="f"))
+def test_a_frozen_reader_is_told_and_one_that_reads_says_nothing() -> None:
+    """Two windows of one load; in the second the process stands still, as if others had its core."""
+    frozen_s, scene = 0.3, Scene("8 × 20", "scale", 8, 20.0, answers_s=100.0)
+    with running(RigConfig(dialect="vllm", decode_tok_s=20.0)) as rig, LoadPool() as pool:
+        pool.start(job_for(scene, rig.url, "f"))
         pool.wait(10, until=lambda s: s.started == 8)
         time.sleep(0.2)
-        open_ns = time.monotonic_ns()
-        time.sleep(0.3)
-        if frozen_s:
-            os.kill(pool.pids[0], signal.SIGSTOP)
-            time.sleep(frozen_s)
-            os.kill(pool.pids[0], signal.SIGCONT)
+        edges = [time.monotonic_ns()]
         time.sleep(1.0)
-        close_ns = time.monotonic_ns()
+        edges.append(time.monotonic_ns())
+        time.sleep(0.3)
+        os.kill(pool.pids[0], signal.SIGSTOP)
+        time.sleep(frozen_s)
+        os.kill(pool.pids[0], signal.SIGCONT)
+        time.sleep(1.0)
+        edges.append(time.monotonic_ns())
         outcome = pool.stop()
-    return in_window(outcome.checks, open_ns, close_ns)
-
-
-def said_by(checks: list[SelfCheck]) -> list[str]:
-    return [text for check in checks for text in client_limits(check)]
-
-
-def test_a_frozen_reader_is_told() -> None:
-    frozen_s = 0.3
-    checks = measured(frozen_s)
-    assert any("stood still" in text for text in said_by(checks))
-    assert max(checks[0].pause_ns) > 0.25e9
-    if checks[0].clock == "kernel":  # a token each 50 ms on 8 streams: five or more of each waited together
-        assert sum(checks[0].pause_merged) >= 8 * (frozen_s / 0.05 - 2)
-    only(Flag.CLIENT_LIMITED, Status.DOUBTFUL, "stood still", self_checks=checks)
-
-
-def test_a_reader_that_reads_says_nothing() -> None:
-    assert said_by(measured(0.0)) == []
+    quiet, frozen = (in_window(outcome.checks, *window) for window in itertools.pairwise(edges))
+    assert [text for check in quiet for text in client_limits(check)] == []
+    assert any("stood still" in text for check in frozen for text in client_limits(check))
+    assert max(frozen[0].pause_ns) > 0.25e9
+    if frozen[0].clock == "kernel":  # a token each 50 ms on 8 streams: five or more of each waited together
+        assert sum(frozen[0].pause_merged) >= 8 * (frozen_s / 0.05 - 2)
+    only(Flag.CLIENT_LIMITED, Status.DOUBTFUL, "stood still", self_checks=frozen)

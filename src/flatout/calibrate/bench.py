@@ -198,8 +198,8 @@ def point(scene: Scene, loaded: Loaded) -> Point:
     outcome, truth, open_ns, close_ns = loaded.outcome, loaded.truth, loaded.open_ns, loaded.close_ns
     if not outcome.samples.requests:
         raise SceneError(f"{scene.name}: nothing was read")
-    made = decode(outcome.samples, t_open_ns=open_ns, t_close_ns=close_ns, context_tokens=0)
-    figures, log = made.figures, (truth, open_ns, close_ns)
+    decoded = decode(outcome.samples, t_open_ns=open_ns, t_close_ns=close_ns, context_tokens=0)
+    figures, log = decoded.figures, (truth, open_ns, close_ns)
     window_s = (close_ns - open_ns) / 1e9
     sent = compare.sent_events(truth, open_ns, close_ns)
     stamps = compare.stamps(outcome.samples, truth, open_ns, close_ns)
@@ -212,7 +212,7 @@ def point(scene: Scene, loaded: Loaded) -> Point:
     checks = in_window(outcome.checks, open_ns, close_ns)
     verdict = compare.judge(
         total, ttft, itl_p50, checks, asked_events_s=asked, sent_events_s=events / window_s, blocked=blocked,
-        merged_share=merged, estimated=bool(made.tokens.estimated_share),
+        merged_share=merged, estimated=bool(decoded.tokens.estimated_share),
     )  # fmt: skip
     p50, p99 = compare.percentiles(stamps.error_us)
     lags = [c.lag_p99_ns for c in outcome.checks if c.lag_p99_ns is not None]
@@ -229,7 +229,7 @@ def point(scene: Scene, loaded: Loaded) -> Point:
         lag_p99_us=max(lags) / 1e3 if lags else None, late_reads=sum(c.late_reads for c in outcome.checks),
         reads=sum(c.reads for c in outcome.checks),
         sender_late_p99_us=float(np.percentile(late, 99)) if len(late) else None, blocked=blocked,
-        token_source=made.tokens.source or "", trusted=verdict.trusted,
+        token_source=decoded.tokens.source or "", trusted=verdict.trusted,
         held_by=verdict.held_by, reason=verdict.reason,
     )  # fmt: skip
 

@@ -91,8 +91,8 @@ def itl_ms(figures: DecodeFigures, truth: Truth, t0_ns: int, t1_ns: int) -> tupl
     counts with the part of it inside the window, where that has 16 tokens (docs/definitions.md)."""
     owner, at, tokens = truth.arrivals()
     inside = (at >= t0_ns) & (at < t1_ns)
-    mine = np.bincount(owner[inside], tokens[inside], len(truth.rid))
-    keep = (np.diff(owner) == 0) & inside[1:] & inside[:-1] & (mine[owner[1:]] >= LEAST_TOKENS)
+    own = np.bincount(owner[inside], tokens[inside], len(truth.rid))
+    keep = (np.diff(owner) == 0) & inside[1:] & inside[:-1] & (own[owner[1:]] >= LEAST_TOKENS)
     weights = tokens[1:][keep]
     times = np.repeat(np.diff(at)[keep] / weights / 1e6, weights)
     p50, p99 = percentiles(times)

@@ -99,7 +99,7 @@ def calibrate(
     if not go.points:
         raise CalibrationError("no known speed could be measured: " + "; ".join(go.notes))
     costs = [p.cpu_us_per_event for p in go.points if p.streams >= 64 and p.cpu_us_per_event is not None]
-    made = Calibration(
+    result = Calibration(
         id=uuid4().hex[:8], version=__version__, machine=machine_key(), made=begun_at.isoformat(timespec="seconds"),
         took_s=round(time.monotonic() - begun, 1), quick=quick, rig_cores=list(rig), load_cores=list(load),
         clock="kernel" if clock == "kernel" else "user", clock_reason=clock_reason, load_average=load_average,
@@ -107,8 +107,8 @@ def calibrate(
         events_limit=events_limit, max_streams=streams, streams_limit=streams_limit, notes=go.notes,
     )  # fmt: skip
     if keep:
-        save(made)
-    return made
+        save(result)
+    return result
 
 
 def choose_cores(rig: Sequence[int] | None, load: Sequence[int] | None) -> tuple[list[int], list[int]]:

@@ -1,4 +1,9 @@
-"""What came back: decodes finished answers in small slices, keeps the rows, and counts what there is so far."""
+"""What came back: decodes finished answers in small slices, keeps the rows, and counts what there is so far.
+
+The border between reading and decoding: the reader and the driver only append to `waiting` and `behind`, and call
+`work` when nothing waits to be read. What is decoded on the way (an answer's beginning, one that was not proved yet)
+goes through `Exchange.decode` as well.
+"""
 
 from __future__ import annotations
 

@@ -60,24 +60,24 @@ class _Child:
     """One load process and what is known of it."""
 
     def __init__(self, core: int | None) -> None:
-        self.sock, theirs = map(_above_standard, socket.socketpair())
+        self.sock, child_sock = map(_above_standard, socket.socketpair())
         self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  (closed with the process)
         self._sending = threading.Lock()
         root = str(Path(__file__).parents[2])
         paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
-        arguments = [str(theirs.fileno())] + ([] if core is None else [str(core)])
-        with theirs:
+        arguments = [str(child_sock.fileno())] + ([] if core is None else [str(core)])
+        with child_sock:
             self.process = subprocess.Popen(
                 [sys.executable, *COMMAND, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._stderr,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_sock.fileno()],
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
             )
         self.sock.settimeout(BEGIN_S)
         self.inbox = messages.Inbox()
-        self.heard = monotonic()
+        self.last_message_s = monotonic()
         self.hello: messages.Hello | None = None
         self.dead: str | None = None
         self.reset()
@@ -226,7 +226,7 @@ class LoadPool:
             self._running = children
             for child in children:
                 child.reset()
-                child.heard = monotonic()
+                child.last_message_s = monotonic()
         try:
             for index, child in enumerate(children):
                 for message in _deal(job, index, len(children)):
@@ -293,8 +293,8 @@ class LoadPool:
         if not children:
             raise LoadError("no job is running")
         for child in children:
-            child.heard = monotonic()
-            with contextlib.suppress(LoadError):  # told below, once the others have been told to stop
+            child.last_message_s = monotonic()
+            with contextlib.suppress(LoadError):  # raised below, once all others are stopping
                 child.send(messages.Stop())
         self._await(lambda c: c.result is not None, children, None, "hand over its samples")
         results = [c.result for c in children if c.result is not None]
@@ -328,7 +328,7 @@ class LoadPool:
         for child in children:
             if child.dead is not None:
                 raise LoadError(child.dead)
-            if silence_s is not None and monotonic() - child.heard > silence_s:
+            if silence_s is not None and monotonic() - child.last_message_s > silence_s:
                 raise LoadError(
                     f"the load process {child.process.pid} has not answered for {silence_s:g} s: it hangs, or the "
                     "machine is overloaded"
@@ -369,7 +369,7 @@ class LoadPool:
         except MsgspecError as error:
             data, received, words = b"", [], f"the load process {child.process.pid} cannot be understood: {error}"
         with self._changed:
-            child.heard = monotonic()
+            child.last_message_s = monotonic()
             for message in received:
                 self._receive(child, message)
             if not data and child.dead is None:

@@ -63,9 +63,9 @@ class Reader:
             self._wake_ns = now_ns = now()
             if now_ns - before_ns - asked_ns > PAUSE_NS and 0 <= launched_ns <= before_ns:
                 driver.watch.note_pause(before_ns, now_ns)
-            heard = False
+            handled = False
             if events:
-                heard = sweep(events, driver)
+                handled = sweep(events, driver)
                 now_ns = now()
             if (waiting or behind) and (not events or ledger.forced):
                 driver.work(now_ns + SLICE_NS)
@@ -73,7 +73,7 @@ class Reader:
             if now_ns >= driver.next_ns:
                 driver.tick(now_ns)
                 return
-            if heard or now_ns >= until_ns:
+            if handled or now_ns >= until_ns:
                 return
 
     def _sweep(self, events: list[tuple[int, int]], driver: Driver) -> bool:
@@ -81,14 +81,14 @@ class Reader:
         conns, unpack, now = driver.conns, STAMP.unpack, monotonic_ns
         offset_ns = self.clock.offset_ns
         lag_max_ns = driver.lag_max_ns
-        heard = False
+        handled = False
         for fd, mask in events:
             try:
                 connection = conns[fd]
             except KeyError:
                 if fd in self.handlers:
                     self.handlers[fd](mask)
-                    heard = True
+                    handled = True
                 continue
             exchange = connection.plain
             if exchange is None or mask != IN:
@@ -126,7 +126,7 @@ class Reader:
                 continue
             except (OSError, *_PARSER_ERRORS) as error:
                 self._trouble(connection, exchange, error)
-        return heard
+        return handled
 
     def _doubt(self, real_ns: int, own_ns: int) -> tuple[int, int]:
         """A stamp that lies in the future or far back: was the wall clock set? Its time, and its lag (-1: the process's

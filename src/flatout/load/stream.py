@@ -123,10 +123,10 @@ class Exchange:
     def take_reads(self) -> tuple[array[int], array[int], array[int]]:
         """Stamps and lags of the reads so far, all decoded, and the arrivals that came in them; they are gone here."""
         self._first_byte_ns, self._last_ns = self.first_byte_ns, self.last_ns
-        found = self.stamps, self.lags, self.decoder.t_ns[self._arrivals_noted :]
+        reads = self.stamps, self.lags, self.decoder.t_ns[self._arrivals_noted :]
         self.stamps, self.lags = array("q"), array("i")
         self._reads_decoded, self._arrivals_noted = 0, len(self.decoder.t_ns)
-        return found
+        return reads
 
     def at_eof(self, t_ns: int) -> None:
         """The server closed: that is the end of the answer, or something is missing."""
@@ -182,12 +182,12 @@ class Exchange:
         read = bisect_right(ends, begin)
         if ends[read : read + count] == array("i", range(begin + 1, begin + count + 1)):  # a piece a read, as usual
             return self.stamps[first + read : first + read + count]
-        found = array("q")
+        stamps = array("q")
         for piece in range(begin, begin + count):
             while ends[read] <= piece:
                 read += 1
-            found.append(self.stamps[first + read])
-        return found
+            stamps.append(self.stamps[first + read])
+        return stamps
 
     def _keep_body(self) -> bool:
         head = self.decoder.head

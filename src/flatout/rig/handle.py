@@ -54,8 +54,8 @@ class RigHandle:
     def _last_words(self) -> str:
         if self.alive() or self._process.stderr is None:
             return ""
-        said = self._process.stderr.read().decode(errors="replace").strip()
-        return f" (its process ended with {self._process.returncode}{': ' + said[-500:] if said else ''})"
+        stderr = self._process.stderr.read().decode(errors="replace").strip()
+        return f" (its process ended with {self._process.returncode}{': ' + stderr[-500:] if stderr else ''})"
 
     def log(self) -> Truth:
         """The truth since start or the last reset."""

@@ -112,10 +112,10 @@ class LeanServer(SocketServer):
     def _wire(self, prompt: int, done: int) -> bytes:
         """The chunk of the event after which a request has `done` tokens; made once for all streams."""
         key = (prompt, done)
-        found = self._rendered.get(key)
-        if found is None:
-            found = self._rendered[key] = chunk(self._event(prompt, done))
-        return found
+        event = self._rendered.get(key)
+        if event is None:
+            event = self._rendered[key] = chunk(self._event(prompt, done))
+        return event
 
     def _event(self, prompt: int, done: int) -> bytes:
         count = min(self.config.tokens_per_event, done) if done > 1 else 1

@@ -80,8 +80,8 @@ class LlamaShape(Shape):
         choices = []
         for i, text in enumerate(texts):
             if self.chat:
-                said = b'"message":{"role":"assistant","content":"%b"}' % text
-                choices.append(b'{"finish_reason":%b,"index":%d,%b}' % (dump(finish), i, said))
+                content = b'"message":{"role":"assistant","content":"%b"}' % text
+                choices.append(b'{"finish_reason":%b,"index":%d,%b}' % (dump(finish), i, content))
             else:
                 choices.append(b'{"text":"%b","index":%d,"logprobs":null,"finish_reason":%b}' % (text, i, dump(finish)))
         usage = b"" if self.config.usage == "none" else b',"usage":' + self.usage(final=True)
@@ -220,14 +220,14 @@ class Llamacpp(Dialect):
     def metrics_text(self) -> str:
         running, waiting = self.host.gauges()
         c = self.host.engine.counters
-        made = sum(c.generated.values())
+        generated = sum(c.generated.values())
         rows: list[tuple[str, str, str, float]] = [
             ("prompt_tokens_total", "counter", "Number of prompt tokens processed, excluding cached tokens",
              c.prompt_live - c.cached_live),
             ("prompt_tokens_cached_total", "counter", "Number of prompt tokens reused from the cache", c.cached_live),
             ("prompt_seconds_total", "counter", "Total time spent processing prompts", c.prompt_s),
             ("tokens_predicted_total", "counter", "Number of generation tokens processed",
-             made * self.config.counter_factor),
+             generated * self.config.counter_factor),
             ("tokens_predicted_seconds_total", "counter", "Total time spent generating tokens", c.decode_s),
             ("n_decode_total", "counter", "Total number of llama_decode() calls", c.steps),
             ("n_tokens_max", "counter", "Largest observed sequence length", c.longest),

@@ -44,10 +44,10 @@ class OpenAIShape(Shape):
         choices = []
         for i, text in enumerate(texts):
             if self.chat:
-                said = b'"message":{"role":"assistant","content":"%b","refusal":null}' % text
+                content = b'"message":{"role":"assistant","content":"%b","refusal":null}' % text
             else:
-                said = b'"text":"%b"' % text
-            choices.append(b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (i, said, dump(finish)))
+                content = b'"text":"%b"' % text
+            choices.append(b'{"index":%d,%b,"logprobs":null,"finish_reason":%b}' % (i, content, dump(finish)))
         usage = b"" if self.config.usage == "none" else b',"usage":' + self.usage(final=True)
         return b"%b[%b]%b}" % (self.whole_part(self.before), b",".join(choices), usage)
 

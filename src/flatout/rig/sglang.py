@@ -62,8 +62,8 @@ class SglangShape(Shape):
         choices = []
         end = b'"logprobs":null,"finish_reason":%b,"matched_stop":null' % dump(finish)
         for i, text in enumerate(texts):
-            said = b'"message":{"role":"assistant","content":"%b","reasoning_content":null}' % text
-            choices.append(b'{"index":%d,%b,%b}' % (i, said if self.chat else b'"text":"%b"' % text, end))
+            content = b'"message":{"role":"assistant","content":"%b","reasoning_content":null}' % text
+            choices.append(b'{"index":%d,%b,%b}' % (i, content if self.chat else b'"text":"%b"' % text, end))
         versions = [{"version": "default", "start": 0, "end": self.job.done}]
         usage = b"null" if self.config.usage == "none" else self.usage(final=True)
         if not self.chat and usage != b"null":

@@ -43,11 +43,11 @@ def pieces_in_slices(text: str) -> Iterator[list[str]]:
     at, size = 0, len(text)
     while at < size:
         end = min(at + _SLICE_CHARS, size)
-        found: list[str] = _PIECE.findall(text, at, end)
+        words: list[str] = _PIECE.findall(text, at, end)
         if end < size:
-            end -= len(found.pop())
+            end -= len(words.pop())
         at = end
-        yield found
+        yield words
 
 
 _NOUNS, _VERBS, _ADJECTIVES, _JOINS, _PLACES = (

@@ -70,12 +70,12 @@ class VllmShape(Shape):
         for i, text in enumerate(texts):
             if self.chat:
                 rest = b'"refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null}'
-                said = b'"message":{"role":"assistant","content":"%b",%b' % (text, rest)
+                content = b'"message":{"role":"assistant","content":"%b",%b' % (text, rest)
                 more = b'"routed_experts":null'
             else:
-                said = b'"text":"%b"' % text
+                content = b'"text":"%b"' % text
                 more = b'"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null'
-            choices.append(b'{"index":%d,%b,%b%b}' % (i, said, end, more))
+            choices.append(b'{"index":%d,%b,%b%b}' % (i, content, end, more))
         usage = b"null" if self.config.usage == "none" else self.usage(final=True)
         tail = b',"service_tier":null,"system_fingerprint":%b,"usage":%b' % (dump(self._fingerprint()), usage)
         tail += b',"kv_transfer_params":null,"ec_transfer_params":null,"metrics":null'
