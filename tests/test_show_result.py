@@ -175,7 +175,7 @@ def test_an_empty_record_has_a_table() -> None:
     assert "0 of 0 cells measured" in text
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(HOSTILE, st.integers(30, 120))
 def test_nothing_from_a_server_reaches_the_terminal_alive(text: str, width: int) -> None:
     shown = plain(hostile(text), width, None, wide=True)
@@ -218,7 +218,7 @@ def test_header_legend_and_answer() -> None:
     assert len(tables(text)) == 3
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(HOSTILE)
 def test_a_hostile_record_keeps_its_tables(text: str) -> None:
     made = markdown(hostile(text))

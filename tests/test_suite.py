@@ -101,5 +101,5 @@ def test_labels() -> None:
     assert suites.label(8192, 8192) == "8K"
     assert suites.label(256, 256) == "256"
     assert suites.label(257024, "max") == "251K"
-    assert suites.label(262080, "full") == "262080"
+    assert suites.label(262080, "full") == "full"
     assert suites.label(None, "max") == "max"

@@ -128,10 +128,8 @@ def _parts(text: str, what: str) -> list[str]:
 
 
 def label(tokens: int | None, context: Context) -> str:
-    """`8K` for whole multiples of 1024, else the number; the word where the length is not known."""
-    if tokens is None:
-        return str(context)
-    return f"{tokens // K}K" if tokens >= K and tokens % K == 0 else str(tokens)
+    """`8K` for whole multiples of 1024, else as it was asked for: the number, or the word (`full`)."""
+    return f"{tokens // K}K" if tokens is not None and tokens >= K and tokens % K == 0 else str(context)
 
 
 def load(name_or_path: str) -> Suite:

@@ -173,7 +173,8 @@ def style(status: str) -> str:
 
 
 def context(cell: Cell) -> str:
-    return clean(cell.context, 12) or numbers.context(cell.context_tokens)
+    label = clean(cell.context, 12)
+    return f"{int(label):,}" if label.isdecimal() else label or numbers.context(cell.context_tokens)
 
 
 def place(phase: str, context: str, concurrency: int) -> str:

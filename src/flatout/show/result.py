@@ -76,7 +76,7 @@ def prefill(record: Record, letter: Mapping[str, str]) -> Document:
         warm_ms = warm.get(matrix.row_of(cell))
         cold = _figure(cell, _TTFT) if about.measured(cell) else ""
         warmed = Cell("" if warm_ms is None else numbers.ms(warm_ms), "dim")
-        rows.append([Cell(about.context(cell), "bold"), *_speed(cell, letter), cold, warmed, _word(cell)])
+        rows.append([_context(*matrix.row_of(cell)), *_speed(cell, letter), cold, warmed, _word(cell)])
     return [Heading("Prefill", PREFILL), _table(names, rows)] if rows else []
 
 
@@ -84,8 +84,7 @@ def decode(record: Record, letter: Mapping[str, str]) -> Document:
     """Rows are contexts, columns simultaneous requests; a cell has total tok/s, the TTFT's median, and a word."""
     found = matrix.of(record.cells)
     rows = [
-        [Cell(row[0], "bold"), *(_square(found.cells.get((row, n)), letter) for n in found.columns)]
-        for row in found.rows
+        [_context(*row), *(_square(found.cells.get((row, n)), letter) for n in found.columns)] for row in found.rows
     ]
     columns = [Column("context"), *(Column(str(n), style="bold") for n in found.columns)]
     return [Heading("Decode", DECODE), Table(columns, rows, air=True)] if rows else []
@@ -100,7 +99,7 @@ def burst(record: Record, letter: Mapping[str, str]) -> Document:
         figures: list[Cell | str] = [_figure(cell, metric) if about.measured(cell) else "" for metric in shown]
         if cell.burst is not None and cell.burst.failed_requests:
             figures[-1] = Cell(str(figures[-1]), "red")
-        context = Cell(about.context(cell), "bold")
+        context = _context(*matrix.row_of(cell))
         rows.append([context, str(cell.concurrency), *_speed(cell, letter), *figures, _word(cell)])
     return [Heading("Burst", BURST), _table(names, rows, keys=2)] if rows else []
 
@@ -117,7 +116,7 @@ def measurements(record: Record, letter: Mapping[str, str]) -> Table:
     heads = [_stacked(next(iter(by_phase.values()))) for by_phase in shown]
     rows: list[list[Cell | str]] = []
     for cell in cells:
-        keys = [cell.phase, Cell(about.context(cell), "bold"), str(cell.concurrency)]
+        keys = [cell.phase, _context(*matrix.row_of(cell)), str(cell.concurrency)]
         status = Cell(about.status_word(cell.status), about.style(cell.status), about.marks(cell, letter))
         speed, spread = _interval(cell)
         texts = [_figure(cell, by_phase.get(cell.phase)) for by_phase in shown[1:]]
@@ -125,6 +124,11 @@ def measurements(record: Record, letter: Mapping[str, str]) -> Table:
     columns = [Column("phase", "left"), Column("context"), Column("at\nonce"), Column("status", "left")]
     columns += [Column(name) for name in (heads[0], "± 95 %", *heads[1:])]
     return Table(columns, rows, keys=3)
+
+
+def _context(label: str, tokens: int | None) -> Cell:
+    """A context as it was asked for, with its exact length below where the label does not tell it."""
+    return Cell(label, "bold", below=f"{tokens:,}" if tokens is not None and label.isalpha() else "")
 
 
 def _in_long_table(by_phase: Mapping[metrics.Phase, Metric], speculative: bool) -> bool:
