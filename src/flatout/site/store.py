@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, fields
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -75,15 +75,9 @@ class Store:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def publish(
-        self,
-        taken: Taken,
-        *,
-        account_id: int | None,
-        who: str,
-        samples: bytes | None = None,
-        replaces: str | None = None,
-        origin: str | None = None,
-    ) -> Published:
+        self, taken: Taken, *, account_id: int | None, who: str, samples: bytes | None = None,
+        replaces: str | None = None, origin: str | None = None,
+    ) -> Published:  # fmt: skip
         """Keeps a record; the same one again is the same run.
 
         `replaces`: the public id of an own run, which is withdrawn with this one as its successor, as soon as this one
@@ -108,13 +102,11 @@ class Store:
         }
         self.blobs.put(RECORDS, taken.canonical)
         row["samples_hash"] = self.blobs.put(SAMPLES, samples) if samples is not None else None
-        moved: list[Moved] = []
         try:
-            with self._changing() as conn:
+            with self._changing() as (conn, moved):
                 found = _by_hash(conn, taken.content_hash)
                 if found is None:
-                    moved = self._insert(conn, row, taken.facts, who, replaces)
-                    _ranked(conn, moved)
+                    self._insert(conn, moved, row, taken.facts, who, replaces)
         except IntegrityError:  # another process has just published the same record
             with self.database.read() as conn:
                 found = _by_hash(conn, taken.content_hash)
@@ -125,24 +117,17 @@ class Store:
                 raise
         if found is not None:
             return self._again(found, account_id, samples)
-        self._tell(moved)
         return Published(taken.public_id, str(row["state"]), created=True)
 
     def withdraw(
-        self,
-        public_id: str,
-        *,
-        who: str,
-        account_id: int | None,
-        reason: str,
-        successor: str | None = None,
+        self, public_id: str, *, who: str, account_id: int | None, reason: str, successor: str | None = None,
         moderator: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Takes a run back, for good; a tombstone with the reason stays. Withdrawing again changes nothing.
 
         Raises NotFound, Forbidden (somebody else's), Conflict (hidden by a moderator), Gone (deleted), Unavailable.
         """
-        with self._changing() as conn:
+        with self._changing() as (conn, moved):
             run = _theirs(conn, public_id, account_id, moderator=moderator)
             if not moderator and (run.account_id is None or run.account_id != account_id):
                 raise Forbidden("this run is not yours: its publisher and the moderators can withdraw it")
@@ -155,37 +140,30 @@ class Store:
                 after = _theirs(conn, successor, account_id, moderator=moderator)
                 if after.id == run.id or after.state in (WITHDRAWN, DELETED):
                     raise Conflict("the successor must be another run that is still there")
-            next_id = after.id if after else None
-            moved = [self._state(conn, run, WITHDRAWN, who=who, reason=reason, successor_id=next_id)]
-            _ranked(conn, moved)
-        self._tell(moved)
+            moved.append(_state(conn, run, WITHDRAWN, who, reason, successor_id=after.id if after else None))
 
     def hide(self, public_id: str, *, who: str, reason: str, account_id: int | None = None) -> None:
         """A moderator's: out of lists and rankings, with the reason on its page, and what is open of the reports about
         it settled with that reason. `account_id`: the moderator's. Raises NotFound, Conflict, Gone."""
-        with self._changing() as conn:
+        with self._changing() as (conn, moved):
             run = _one(conn, public_id)
             if run.state == WITHDRAWN:
                 raise Conflict("the run is withdrawn already")
-            moved = [self._state(conn, run, HIDDEN, who=who, reason=reason)] if run.state != HIDDEN else []
+            if run.state != HIDDEN:
+                moved.append(_state(conn, run, HIDDEN, who, reason))
             outcome = f"hidden: {reason}"[: moderation.LONGEST_REASON]
             moderation.settle_all(conn, public_id, outcome, who=who, account_id=account_id)
-            _ranked(conn, moved)
-        self._tell(moved)
 
     def approve(self, public_id: str, *, who: str, reason: str | None = None) -> None:
         """A moderator's: a run that waits or was hidden becomes public, and takes the place of the run that it was
         published to replace. Raises NotFound, Conflict, Gone."""
-        moved: list[Moved] = []
-        with self._changing() as conn:
+        with self._changing() as (conn, moved):
             run = _one(conn, public_id)
             if run.state == WITHDRAWN:
                 raise Conflict("its publisher has withdrawn the run: only they can publish it again, as a new record")
             if run.state != PUBLIC:
-                moved = [self._state(conn, run, PUBLIC, who=who, reason=reason)]
-                moved += self._supersede(conn, run.id, run.account_id, run.replaces_id, who, REPLACED)
-                _ranked(conn, moved)
-        self._tell(moved)
+                moved.append(_state(conn, run, PUBLIC, who, reason))
+                moved += _supersede(conn, run.id, run.account_id, run.replaces_id, who, REPLACED)
 
     def delete_account(self, account_id: int, who: str) -> None:
         """Deletes an account, its tokens and the content of its runs; of each a bare tombstone stays.
@@ -193,7 +171,7 @@ class Store:
         Its name is free again, so in the deeds `deleted-<number>` takes its place. Raises NotFound, Unavailable.
         """
         nobody = f"deleted-{account_id}"
-        with self._changing() as conn:
+        with self._changing() as (conn, moved):
             mine = conn.execute(
                 run_rows().where(runs.c.account_id == account_id, runs.c.state != DELETED).order_by(runs.c.id)
             ).all()
@@ -206,8 +184,9 @@ class Store:
                 raise NotFound("there is no such account")
             conn.execute(sa.delete(tokens).where(tokens.c.account_id == account_id))
             conn.execute(sa.update(reports).where(reports.c.account_id == account_id).values(account_id=None))
-            moved = [self._delete(conn, run, nobody) for run in mine]
-            _ranked(conn, moved)
+            for run in mine:
+                conn.execute(sa.delete(points).where(points.c.run_id == run.id))
+                moved.append(_state(conn, run, DELETED, nobody, OWNERS_WISH, **WIPED))
             _deed(conn, nobody, "account deleted", None, f"{len(mine)} runs")
             moderation.unnamed(conn, who, nobody)
             needed = needed_files(conn)
@@ -217,7 +196,6 @@ class Store:
                 if name and (kind, name) not in needed:
                     with contextlib.suppress(Unavailable):  # then the next sweep does it
                         self.blobs.delete(kind, name)
-        self._tell(moved)
 
     def sweep(self, older_than_s: float = SWEEP_AFTER_S) -> int:
         """Deletes files without a run; returns how many. Raises Unavailable."""
@@ -230,7 +208,7 @@ class Store:
         with self.database.read() as conn:
             keys = boards.outdated(conn)
         for key in keys:  # each by itself: who publishes meanwhile waits for one alone
-            with self._changing() as conn:
+            with self._changing() as (conn, _):
                 boards.refresh(conn, key)
                 index.touch(conn, key)
         return len(keys)
@@ -279,11 +257,21 @@ class Store:
     # --- parts of writing -----------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _changing(self) -> Iterator[Connection]:
-        """A transaction in which runs, rankings and counts change: one at a time."""
+    def _changing(self) -> Iterator[tuple[Connection, list[Moved]]]:
+        """A transaction in which runs change, one at a time. What is put into the list is ranked anew at its end, each
+        configuration once, and told to the listeners as soon as it is certain."""
+        moved: list[Moved] = []
         with self.database.write() as conn:
             self.database.one_at_a_time(conn)
-            yield conn
+            yield conn, moved
+            for repro_key in dict.fromkeys(one.repro_key for one in moved):
+                boards.refresh(conn, repro_key)
+        for one in moved:
+            for listener in self.listeners:
+                try:
+                    listener(one)
+                except Exception as error:  # the change is made, whoever could not hear of it
+                    _log.warning("a listener to changes of runs failed: %s", type(error).__name__)
 
     def _again(self, found: Any, account_id: int | None, samples: bytes | None) -> Published:
         if found.state in (WITHDRAWN, HIDDEN, DELETED):
@@ -301,76 +289,50 @@ class Store:
                 )
         return Published(str(found.public_id), str(found.state), created=False)
 
-    def _tell(self, moved: list[Moved]) -> None:
-        for one in moved:
-            for listener in self.listeners:
-                try:
-                    listener(one)
-                except Exception as error:  # the change is made, whoever could not hear of it
-                    _log.warning("a listener to changes of runs failed: %s", type(error).__name__)
-
     def _insert(
-        self, conn: Connection, row: dict[str, Any], facts: RunFacts, who: str, replaces: str | None
-    ) -> list[Moved]:
+        self, conn: Connection, moved: list[Moved], row: dict[str, Any], facts: RunFacts, who: str, replaces: str | None
+    ) -> None:
         run_id = insert_run(conn, row, facts)
         _deed(conn, who, "published" if row["state"] == PUBLIC else "published, waits", run_id, None)
-        moved = [Moved(str(row["public_id"]), str(row["content_hash"]), str(row["state"]), str(row["repro_key"]))]
-        if replaces is not None:
-            old = _theirs(conn, replaces, row["account_id"])
-            _replaceable(old, row["account_id"])
-            if row["state"] == QUEUED and old.state == PUBLIC:  # which stays so until this one is
-                _nobody_waits_for(conn, old)
-                conn.execute(sa.update(runs).where(runs.c.id == run_id).values(replaces_id=old.id))
-            else:
-                reason = MEASURED_FURTHER if row["origin"] else REPLACED
-                moved += self._supersede(conn, run_id, row["account_id"], old.id, who, reason)
-        return moved
+        moved.append(Moved(*(str(row[name]) for name in ("public_id", "content_hash", "state", "repro_key"))))
+        if replaces is None:
+            return
+        old = _theirs(conn, replaces, row["account_id"])
+        _replaceable(old, row["account_id"])
+        if row["state"] == QUEUED and old.state == PUBLIC:  # which stays so until this one is
+            _nobody_waits_for(conn, old)
+            conn.execute(sa.update(runs).where(runs.c.id == run_id).values(replaces_id=old.id))
+        else:
+            reason = MEASURED_FURTHER if row["origin"] else REPLACED
+            moved += _supersede(conn, run_id, row["account_id"], old.id, who, reason)
 
-    def _supersede(
-        self, conn: Connection, run_id: int, account_id: int | None, old_id: int | None, who: str, reason: str
-    ) -> list[Moved]:
-        """Withdraws what a run takes the place of, unless its publisher or a moderator took it out of public before;
-        one that waits passes on what it waited to replace."""
-        moved: list[Moved] = []
-        waits = conn.scalar(sa.select(runs.c.state).where(runs.c.id == run_id)) == QUEUED
-        while old_id is not None:
-            old = conn.execute(run_rows().where(runs.c.id == old_id)).one()
-            if old.state not in (PUBLIC, QUEUED) or old.account_id != account_id:
-                break
-            if waits and old.state == PUBLIC:
-                break
-            moved.append(self._state(conn, old, WITHDRAWN, who=who, reason=reason, successor_id=run_id))
-            old_id = old.replaces_id
-        kept = old_id if waits else None
-        conn.execute(sa.update(runs).where(runs.c.id == run_id).values(replaces_id=kept))
-        return moved
 
-    def _state(
-        self,
-        conn: Connection,
-        run: Any,
-        state: str,
-        *,
-        who: str,
-        reason: str | None,
-        successor_id: int | None = None,
-        wiped: dict[str, Any] | None = None,
-    ) -> Moved:
-        """The run in another state, with everything that is counted from it but rankings (`_ranked`)."""
-        told = clean(reason, _REASON_CHARS) if reason else None
-        conn.execute(
-            sa.update(runs)
-            .where(runs.c.id == run.id)
-            .values(state=state, state_reason=told, state_us=now_us(), successor_id=successor_id, **(wiped or {}))
-        )
-        if (run.state == PUBLIC) != (state == PUBLIC):
-            index.count(conn, run._mapping, +1 if state == PUBLIC else -1)
-        _deed(conn, who, {PUBLIC: "approved"}.get(state, state), run.id, told)
-        return Moved(str(run.public_id), str(run.content_hash), state, str(run.repro_key))
+def _supersede(
+    conn: Connection, run_id: int, account_id: int | None, old_id: int | None, who: str, reason: str
+) -> list[Moved]:
+    """Withdraws what a run takes the place of, unless its publisher or a moderator took it out of public before; one
+    that waits passes on what it waited to replace."""
+    moved: list[Moved] = []
+    waits = conn.scalar(sa.select(runs.c.state).where(runs.c.id == run_id)) == QUEUED
+    while old_id is not None:
+        old = conn.execute(run_rows().where(runs.c.id == old_id)).one()
+        if old.state not in (PUBLIC, QUEUED) or old.account_id != account_id or (waits and old.state == PUBLIC):
+            break
+        moved.append(_state(conn, old, WITHDRAWN, who, reason, successor_id=run_id))
+        old_id = old.replaces_id
+    conn.execute(sa.update(runs).where(runs.c.id == run_id).values(replaces_id=old_id if waits else None))
+    return moved
 
-    def _delete(self, conn: Connection, run: Any, who: str) -> Moved:
-        conn.execute(sa.delete(points).where(points.c.run_id == run.id))
-        return self._state(conn, run, DELETED, who=who, reason=OWNERS_WISH, wiped=WIPED)
+
+def _state(conn: Connection, run: Any, state: str, who: str, reason: str | None, **more: Any) -> Moved:
+    """The run in another state, with everything that is counted from it but rankings. `more`: columns."""
+    told = clean(reason, _REASON_CHARS) if reason else None
+    values = {"successor_id": None, **more, "state": state, "state_reason": told, "state_us": now_us()}
+    conn.execute(sa.update(runs).where(runs.c.id == run.id).values(values))
+    if (run.state == PUBLIC) != (state == PUBLIC):
+        index.count(conn, run._mapping, +1 if state == PUBLIC else -1)
+    _deed(conn, who, {PUBLIC: "approved"}.get(state, state), run.id, told)
+    return Moved(str(run.public_id), str(run.content_hash), state, str(run.repro_key))
 
 
 def columns_of(taken: Taken, received_us: int) -> dict[str, Any]:
@@ -451,9 +413,3 @@ def needed_files(conn: Connection) -> set[tuple[str, str]]:
 
 def _deed(conn: Connection, who: str, what: str, run_id: int | None, detail: str | None) -> None:
     moderation.note(conn, clean(who, 60), what, run_id=run_id, detail=detail)
-
-
-def _ranked(conn: Connection, moved: Iterable[Moved]) -> None:
-    """Makes anew what these changes moved in rankings: once a configuration, when all of them are made."""
-    for repro_key in dict.fromkeys(one.repro_key for one in moved):
-        boards.refresh(conn, repro_key)
