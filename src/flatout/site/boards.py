@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any, Final, Literal, Protocol
 
-from sqlalchemy import Connection, delete, false, func, insert, select
+from sqlalchemy import Connection, delete, func, insert, select
 
 from flatout.compare.ratio import Estimate, Ratio, estimate, of_samples, ratio, together
 from flatout.flags import Status
@@ -387,15 +388,12 @@ class Standing:
         return self.low is not None and self.high is not None
 
 
-_OF_ROW: Final = {
-    **{name: standings.c[name] for name in ("value", "low", "high", "runs", "repro_key", "model_key", "hardware_key",
-                                            "engine_key", "others_low", "others_high")},
-    **{name: schema.runs.c[name] for name in ("history_key", "public_id", "started_us", "model", "hardware", "engine",
-                                              "engine_version", "precision", "speculation")},
-    "others": func.coalesce(standings.c.others, 0),
-    "doubtful": func.coalesce(standings.c.doubtful, false()),
-}  # fmt: skip
-"""Where each field of a Standing is read, but for the board and the place."""
+_OF_ROW: Final = ("value", "low", "high", "runs", "repro_key", "model_key", "hardware_key", "engine_key", "others_low",
+                  "others_high")  # fmt: skip
+_OF_RUN: Final = ("history_key", "public_id", "started_us", "model", "hardware", "engine", "engine_version",
+                  "precision", "speculation")  # fmt: skip
+"""Fields of a Standing that are columns of its row and of the run that stands for it."""
+_SCANNED: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -514,23 +512,48 @@ def top(
     known = parse(board)
     if known is None:
         return []
-    asked = {standings.c.model_key: model, standings.c.hardware_key: hardware, standings.c.engine_key: engine}
-    order = (standings.c.value.desc(), standings.c.repro_key.desc())
-    rows = conn.execute(
-        select(*(column.label(name) for name, column in _OF_ROW.items()))
-        .join_from(standings, schema.runs, schema.runs.c.id == standings.c.run_id)
-        .where(standings.c.board == board, *(column == key for column, key in asked.items() if key is not None))
-        .order_by(*order)
-        .limit(max(1, min(limit, MOST_ROWS)))
-    ).all()
-    order_of = places(rows, counts=known.kind == "users")
-    return [Standing(known, place, **row._mapping) for place, row in zip(order_of, rows, strict=True)]
+    keys = {"model_key": model, "hardware_key": hardware, "engine_key": engine}
+    return _placed(conn, {known: _first(conn, known, keys, max(1, min(limit, MOST_ROWS)))})[known]
 
 
-def placed(rows: Sequence[Standing]) -> list[Standing]:
-    """Some rows of one board, with their places among themselves."""
-    order = places(rows, counts=bool(rows) and rows[0].board.kind == "users")
-    return [replace(row, place=place) for place, row in zip(order, rows, strict=True)]
+def fastest(
+    conn: Connection, known: Sequence[Board], kind: str, key: str, competes: Sequence[str], limit: int
+) -> dict[Board, list[Standing]]:
+    """On the page of a model, a piece of hardware or an engine, by board: the best row of each of what competes there
+    (columns of keys), among the first _SCANNED."""
+    found: dict[Board, list[Any]] = {}
+    of_row = attrgetter(*competes)
+    for board in known:
+        first_of: dict[tuple[str, ...], Any] = {}
+        for row in _first(conn, board, {f"{kind}_key": key}, _SCANNED):
+            first_of.setdefault(of_row(row), row)
+        found[board] = list(first_of.values())[:limit]
+    return _placed(conn, found)
+
+
+def _first(conn: Connection, board: Board, keys: Mapping[str, str | None], limit: int) -> Sequence[Any]:
+    """Rows of the table, the largest value first."""
+    wanted = [standings.c[name] == key for name, key in keys.items() if key is not None]
+    mine = select(standings).where(standings.c.board == board.name, *wanted)
+    return conn.execute(mine.order_by(standings.c.value.desc(), standings.c.repro_key.desc()).limit(limit)).all()
+
+
+def _placed(conn: Connection, found: Mapping[Board, Sequence[Any]]) -> dict[Board, list[Standing]]:
+    """Rows of `_first` with their places, and what is told of the runs that stand for them."""
+    columns = (schema.runs.c[name] for name in ("id", *_OF_RUN))
+    ids = sorted({row.run_id for rows in found.values() for row in rows})
+    runs = {run.id: run for run in conn.execute(select(*columns).where(schema.runs.c.id.in_(ids)))}
+    return {
+        board: [
+            Standing(
+                board, place, others=row.others or 0, doubtful=bool(row.doubtful),
+                **{name: getattr(row, name) for name in _OF_ROW},
+                **{name: getattr(runs[row.run_id], name) for name in _OF_RUN},
+            )
+            for place, row in zip(places(rows, counts=board.kind == "users"), rows, strict=True)
+        ]
+        for board, rows in found.items()
+    }  # fmt: skip
 
 
 def all_boards(conn: Connection, *, limit: int = 1000) -> list[BoardInfo]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from sqlalchemy import Connection, exists, select
 
 from flatout.compare.ratio import Ratio
 from flatout.show import numbers
-from flatout.site.boards import KINDS, Board, Kind, Standing, lead, parse, placed, top
+from flatout.site.boards import KINDS, Board, Kind, Standing, fastest, lead, parse
 from flatout.site.schema import boards, names, runs
 from flatout.site.schema import standings as ranked
 
@@ -20,7 +19,6 @@ SubjectKind = Literal["model", "hardware", "engine"]
 ROWS: Final = 5
 POINTS: Final = 4
 """Operating points of each kind: those that most configurations of the whole site have."""
-_SCANNED: Final = 60
 _KEYS: Final = {"model": ranked.c.model_key, "hardware": ranked.c.hardware_key, "engine": ranked.c.engine_key}
 
 
@@ -113,20 +111,11 @@ def _common(conn: Connection, kind: SubjectKind, key: str, board_kind: Kind) -> 
 
 
 def _fastest(conn: Connection, kind: SubjectKind, key: str, known: Sequence[Board]) -> list[Fastest]:
-    competes = attrgetter(*_AMONG[kind][1])
     made = []
-    for board in known:
-        first_of: dict[tuple[str, ...], Standing] = {}
-        for row in top(conn, board.name, **_only(kind, key), limit=_SCANNED):  # the fastest first
-            first_of.setdefault(competes(row), row)
-        rows = placed(list(first_of.values())[:ROWS])
+    for board, rows in fastest(conn, known, kind, key, _AMONG[kind][1], ROWS).items():
         ahead = lead(rows[0], rows[1]) if len(rows) > 1 and board.kind != "users" else None
         made.append(Fastest(board, rows, ahead, words(board.kind, rows, ahead)))
     return made
-
-
-def _only(kind: SubjectKind, key: str) -> dict[str, Any]:
-    return {kind: key}
 
 
 def words(kind: Kind, rows: Sequence[Standing], ahead: Ratio | None) -> str:
