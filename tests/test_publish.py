@@ -28,7 +28,9 @@ import pytest
 import trustme
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner, Result
 
+from flatout.cli import app
 from flatout.engines.redact import Redactor
 from flatout.publish import destination, preview
 from flatout.publish.client import LONGEST_PAUSE_S, Parcel, Site
@@ -68,11 +70,12 @@ def result(tmp_path: Path) -> Path:
     return directory
 
 
-def flatout(env: dict[str, str], *typed: object, **more: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flatout", *map(str, typed)],
-        capture_output=True, text=True, timeout=120, check=False, env=env, stdin=subprocess.DEVNULL, **more,
-    )  # fmt: skip
+def flatout(env: dict[str, str], *typed: object) -> Result:
+    """Runs in this process, with that environment alone."""
+    alone = {name: env.get(name) for name in {*os.environ, *env}}
+    done = CliRunner().invoke(app, [str(word) for word in typed], env=alone)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done
 
 
 def client(site: FakeSite, said: list[str] | None = None, slept: list[float] | None = None) -> Site:
@@ -455,7 +458,7 @@ def test_a_certificate_that_nobody_signed_ends_it_at_once() -> None:
 
 def test_publish_prints_the_link_alone_on_stdout(site: FakeSite, home: dict[str, str], result: Path) -> None:
     done = flatout({**home, "FLATOUT_TOKEN": TOKEN, "FLATOUT_SITE": site.url}, "publish", result, "--yes")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     assert done.stdout == f"{site.url}/r/abcdefghijkl\n"
     assert "As:   ada" in done.stderr and "taken out in" in done.stderr and site.url in done.stderr
     assert [one.path for one in site.seen] == ["/api/v1/me", "/api/v1/runs"]
@@ -475,7 +478,7 @@ def test_publish_as_json_names_what_was_taken_out(site: FakeSite, home: dict[str
 
 def test_a_dry_run_asks_nobody(site: FakeSite, home: dict[str, str], result: Path) -> None:
     done = flatout(home, "publish", result, "--to", site.url, "--dry-run")
-    assert done.returncode == 0 and "taken out in 2 places" in done.stdout and "nothing was sent" in done.stderr
+    assert done.exit_code == 0 and "taken out in 2 places" in done.stdout and "nothing was sent" in done.stderr
     exact = flatout(home, "publish", result, "--to", site.url, "--dry-run", "--json")
     assert json.loads(exact.stdout)["note"].endswith("the key was <redacted>") and SECRET not in exact.stdout
     assert site.seen == []
@@ -483,17 +486,17 @@ def test_a_dry_run_asks_nobody(site: FakeSite, home: dict[str, str], result: Pat
 
 def test_nobody_is_asked_where_nobody_can_answer(site: FakeSite, home: dict[str, str], result: Path) -> None:
     done = flatout({**home, "FLATOUT_TOKEN": TOKEN}, "publish", result, "--to", site.url)
-    assert done.returncode == 2 and "--yes" in done.stderr and "Nothing was sent" in done.stderr
+    assert done.exit_code == 2 and "--yes" in done.stderr and "Nothing was sent" in done.stderr
     assert site.posts() == [] and done.stdout == ""
 
 
 def test_the_token_is_checked_before_anything_is_sent(site: FakeSite, home: dict[str, str], result: Path) -> None:
     site.me = [Reply(401, {"detail": "not known"}, {"Content-Type": "application/problem+json"})]
     done = flatout({**home, "FLATOUT_TOKEN": TOKEN}, "publish", result, "--to", site.url, "--yes")
-    assert done.returncode == 1 and "does not know this token" in done.stderr and site.posts() == []
+    assert done.exit_code == 1 and "does not know this token" in done.stderr and site.posts() == []
     site.me = [Reply(200, {"name": "ada", "scopes": ["moderate"]})]
     done = flatout({**home, "FLATOUT_TOKEN": TOKEN}, "publish", result, "--to", site.url, "--yes")
-    assert done.returncode == 2 and "may not publish" in done.stderr and site.posts() == []
+    assert done.exit_code == 2 and "may not publish" in done.stderr and site.posts() == []
 
 
 @pytest.mark.parametrize(
@@ -508,7 +511,7 @@ def test_use_that_cannot_work_is_told_in_words(
     home: dict[str, str], result: Path, typed: tuple[str, ...], expected: str
 ) -> None:
     done = flatout(home, "publish", result, "--yes", *typed)
-    assert done.returncode == 2 and expected in done.stderr and "Traceback" not in done.stderr
+    assert done.exit_code == 2 and expected in done.stderr and "Traceback" not in done.stderr
 
 
 def in_terminal(env: dict[str, str], typed: list[str], asked: str, answer: bytes | None) -> tuple[int, str]:
