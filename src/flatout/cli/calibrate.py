@@ -25,17 +25,18 @@ def calibrate(
     from flatout.show import calibration as shown
     from flatout.show import document
 
-    made = measured(
+    calibration = measured(
         lambda event: say(f"  {event.text}") if isinstance(event, Doing) else None,
         rig_cores=cores_of(rig_cores, "--rig-cores"),
         load_cores=cores_of(load_cores, "--load-cores"),
         quick=quick,
     )
     if json_output:
-        print(made.model_dump_json(indent=1))
+        print(calibration.model_dump_json(indent=1))
     else:
-        document.put(shown.document(made), md=md, plain=plain, width=160)
-    known = [point for point in made.points if point.kind in ("scale", "shape")]  # the others search for the limit
+        document.put(shown.document(calibration), md=md, plain=plain, width=160)
+    # the other points search for the limit
+    known = [point for point in calibration.points if point.kind in ("scale", "shape")]
     return EXIT_OK if all(point.trusted for point in known) else EXIT_DOUBT
 
 

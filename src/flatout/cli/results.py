@@ -303,9 +303,9 @@ def limits(
 
     typed = Ceiling(model, gpu, bandwidth, tflops, weight_bits)
     if path is not None:
-        found = typed.of_file(path)
+        report = typed.of_file(path)
     else:
         lengths = [c for c in parse_contexts(contexts) if isinstance(c, int)]
-        found = limits_for(typed.shape(), typed.hardware(), lengths, parse_concurrency(concurrency))
-    document.put(shown.document(found), md=md)
+        report = limits_for(typed.shape(), typed.hardware(), lengths, parse_concurrency(concurrency))
+    document.put(shown.document(report), md=md)
     return EXIT_OK

@@ -301,8 +301,9 @@ def _changed(suite: Suite, given: Mapping[str, Any]) -> Suite:
     changes |= {name: given[name] for name in ("max_output", "prompts") if given[name] is not None}
     if given["skip_queued"]:
         changes["skip_queued"] = True
-    made = suites.checked(replace(suite, **changes))
-    return replace(made, name=f"{made.name}*") if changes.keys() - {"prompts"} and made != suite else made
+    changed = suites.checked(replace(suite, **changes))
+    renamed = changes.keys() - {"prompts"} and changed != suite
+    return replace(changed, name=f"{changed.name}*") if renamed else changed
 
 
 def _tokens(text: str | None) -> int | None:
@@ -395,8 +396,8 @@ def _measure(options: Options, *, plain: bool, as_json: bool, page: bool = False
 
 @contextmanager
 def _view(control: Control, plain: bool) -> Iterator[tuple[Listener, Callable[[], None]]]:
-    there = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]  # either may be closed (2>&-)
-    if plain or len(there) < 2 or not all(s.isatty() for s in there) or os.environ.get("TERM") == "dumb":
+    streams = [stream for stream in (sys.stdout, sys.stderr) if stream is not None]  # either may be closed (2>&-)
+    if plain or len(streams) < 2 or not all(s.isatty() for s in streams) or os.environ.get("TERM") == "dumb":
         from flatout.show.plain import PlainView
 
         yield PlainView(sys.stderr if sys.stderr is not None else io.StringIO()), lambda: None

@@ -163,10 +163,10 @@ def token_add(
     """Make a token for an account and print it, this once."""
     from flatout.site import operate
 
-    made = operate.token_add(settings, name, scopes.replace(",", " ").split(), label, days)
-    say(f"a token for {made.name} ({', '.join(made.scopes)}){f', until {made.expires}' if made.expires else ''}.")
+    new = operate.token_add(settings, name, scopes.replace(",", " ").split(), label, days)
+    say(f"a token for {new.name} ({', '.join(new.scopes)}){f', until {new.expires}' if new.expires else ''}.")
     say("It is shown this once; only its hash is kept:")
-    print(made.text)
+    print(new.text)
 
 
 @_operator(token, "list", "stopped")

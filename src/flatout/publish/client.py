@@ -71,10 +71,10 @@ class _Answer:
 
     def json(self) -> dict[str, Any]:
         try:
-            made = json.loads(self.content)
+            content = json.loads(self.content)
         except (ValueError, RecursionError):
             return {}
-        return made if isinstance(made, dict) else {}
+        return content if isinstance(content, dict) else {}
 
 
 class Site:
@@ -134,15 +134,15 @@ class Site:
         return Published(public_id=clean(public_id, 40), url=link, state=clean(content.get("state", "public"), 20),
                          created=answer.status == 201)  # fmt: skip
 
-    def _compare(self, record: bytes, told: object) -> None:
+    def _compare(self, record: bytes, kept_as: object) -> None:
         """Raises SiteTrouble where the site keeps something else than was sent."""
         sent = hashlib.sha256(record).hexdigest()
-        if told is None:
+        if kept_as is None:
             self._say(f"note: {self.url} does not say under which hash it keeps the record; it was sent as {sent}")
-        elif told != sent:
+        elif kept_as != sent:
             raise SiteTrouble(
                 f"{self.url} took the record but keeps something else: it was sent with the SHA-256 {sent}, and the "
-                f"site names {clean(told, 64)}. Look at it there, and withdraw it if it is not yours"
+                f"site names {clean(kept_as, 64)}. Look at it there, and withdraw it if it is not yours"
             )
 
     def _patiently(
@@ -172,44 +172,44 @@ class Site:
     def _call(self, method: str, where: str, body: bytes | None, headers: dict[str, str]) -> _Answer:
         """One call, bounded as a whole: it runs beside, so that a site which drips cannot hold us."""
         limit = CALL_S + len(body or b"") / UPLOAD_BYTES_S
-        box: queue.Queue[_Answer | BaseException] = queue.Queue()
+        outcomes: queue.Queue[_Answer | BaseException] = queue.Queue()
 
         def work() -> None:
             try:
                 with self._client.stream(method, self.url + where, content=body, headers=headers) as reply:
-                    box.put(_Answer(reply.status_code, reply.headers, _limited(reply)))
+                    outcomes.put(_Answer(reply.status_code, reply.headers, _limited(reply)))
             except BaseException as error:
-                box.put(error)
+                outcomes.put(error)
 
         threading.Thread(target=work, daemon=True).start()
         try:
-            got = box.get(timeout=limit)
+            outcome = outcomes.get(timeout=limit)
         except queue.Empty:
             raise httpx.ReadTimeout(f"no whole answer within {limit:.0f} s") from None
-        if isinstance(got, BaseException):
-            raise got
-        return got
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
 
-def _link(url: str, told: object) -> str | None:
+def _link(url: str, address: object) -> str | None:
     """Where the site's words lead, as something that may be shown as a link; None where they are none."""
-    if not isinstance(told, str) or not told or len(told) > 2_000:
+    if not isinstance(address, str) or not address or len(address) > 2_000:
         return None
     try:
-        made = urljoin(f"{url}/", told)
-        parts = urlsplit(made)
+        link = urljoin(f"{url}/", address)
+        parts = urlsplit(link)
         good = parts.scheme in ("http", "https") and parts.hostname and parts.username is None and parts.port != 0
     except ValueError:
         return None
-    return clean(made, 300) if good else None
+    return clean(link, 300) if good else None
 
 
-def _sent_on(url: str, told: str | None) -> str:
-    there = _link(url, told)
-    if there is None:
+def _sent_on(url: str, location: str | None) -> str:
+    link = _link(url, location)
+    if link is None:
         return f"{url} sends on to an address that is none: is it a flatout site?"
     return (
-        f"{url} sends on to {there}. The token is sent nowhere but where you say: if that is the site, use it with --to"
+        f"{url} sends on to {link}. The token is sent nowhere but where you say: if that is the site, use it with --to"
     )
 
 
@@ -250,8 +250,8 @@ def _passing(answer: _Answer) -> bool:
 
 
 def _says(answer: _Answer) -> str:
-    said = answer.json().get("detail")
-    return f"it answers {answer.status}" + (f", {clean(said, 300).rstrip('.')}" if said else "")
+    detail = answer.json().get("detail")
+    return f"it answers {answer.status}" + (f", {clean(detail, 300).rstrip('.')}" if detail else "")
 
 
 def _words(error: httpx.HTTPError) -> str:
@@ -270,22 +270,22 @@ def _words(error: httpx.HTTPError) -> str:
 
 
 def _good(answer: _Answer, url: str) -> _Answer:
-    """The answer, if it is a good one. Raises SiteTrouble with the site's own words."""
+    """The answer, if it is a good one. Raises SiteTrouble with the site's own message."""
     if answer.status < 300:
         return answer
     if answer.status < 400:
         raise SiteTrouble(_sent_on(url, answer.headers.get("location")), answer.status)
     problem = answer.json()
-    said = clean(problem.get("detail") or problem.get("title") or "", 1000)
+    detail = clean(problem.get("detail") or problem.get("title") or "", 1000)
     place = clean(problem.get("place") or "", 200)
-    words = _STATUS.get(answer.status, f"the site answers {answer.status}")
-    if said and answer.status != 401:  # the site says the same of a token as we do
-        words += f": {said}"
-    if place and place not in said:
-        words += f" (at {place})"
-    if not said and answer.status == 404:
-        words = f"{url} is no flatout site: it has no API there (404)"
-    raise SiteTrouble(words, answer.status)
+    message = _STATUS.get(answer.status, f"the site answers {answer.status}")
+    if detail and answer.status != 401:  # the site says the same of a token as we do
+        message += f": {detail}"
+    if place and place not in detail:
+        message += f" (at {place})"
+    if not detail and answer.status == 404:
+        message = f"{url} is no flatout site: it has no API there (404)"
+    raise SiteTrouble(message, answer.status)
 
 
 _STATUS: Final = {
@@ -299,15 +299,15 @@ _STATUS: Final = {
 
 
 def _gave_up(url: str, what: str, trouble: str, tries: int, pause: float, *, sending: bool) -> PublishError:
-    how = f"{url}: {trouble}"
+    message = f"{url}: {trouble}"
     if pause > LONGEST_PAUSE_S:
-        how += f" and asks to wait {pause:.0f} s"
+        message += f" and asks to wait {pause:.0f} s"
     elif tries > 1:
-        how += f" ({tries} tries)"
+        message += f" ({tries} tries)"
     if not sending:
         return SiteTrouble(
-            f"{how}. It was only asked {what}; no record was sent. Is the address right, is the site up?"
+            f"{message}. It was only asked {what}; no record was sent. Is the address right, is the site up?"
         )
     return SiteTrouble(
-        f"{how}. It is not known whether {what} arrived: publish it again later, the same record is taken once"
+        f"{message}. It is not known whether {what} arrived: publish it again later, the same record is taken once"
     )

@@ -72,11 +72,11 @@ def preview(path: Path, redactor: Redactor) -> Preview:
 
     Raises RecordError (no record, or a damaged one) and PublishError (still running, or redaction would break it).
     """
-    found = rec.find(path)
+    file = rec.find(path)
     try:
-        data = found.read_bytes()
+        data = file.read_bytes()
     except OSError as error:
-        raise PublishError(f"cannot read {found}: {error.strerror or error}") from error
+        raise PublishError(f"cannot read {file}: {error.strerror or error}") from error
     return previewed(data, redactor, shown=str(path))
 
 
@@ -103,9 +103,9 @@ def previewed(data: bytes, redactor: Redactor, *, shown: str) -> Preview:
 def redacted(content: Any, redactor: Redactor) -> Any:
     """A copy without secrets and personal details. A fact's value is read as what the fact is: `launch_command` as a
     command, `driver` as a version."""
-    made = redactor.tree(content)
-    _facts(content, made, redactor)
-    return made
+    copy = redactor.tree(content)
+    _facts(content, copy, redactor)
+    return copy
 
 
 def _facts(before: Any, after: Any, redactor: Redactor) -> None:
@@ -155,11 +155,11 @@ def masked(before: str, after: str) -> str:
     end = len(before) - len(kept[-1])
     for number, piece in enumerate(kept[1:], 1):
         last = number == len(kept) - 1
-        found = end if last else before.find(piece, at, end)
-        if found < at:
+        begin = end if last else before.find(piece, at, end)
+        if begin < at:
             return _count(before)
-        shown += [_count(before[at:found]), piece]
-        at = found + len(piece)
+        shown += [_count(before[at:begin]), piece]
+        at = begin + len(piece)
     return "".join(shown)
 
 
@@ -167,13 +167,13 @@ def _count(text: str) -> str:
     return f"[{len(text)} character{'' if len(text) == 1 else 's'}]"
 
 
-def removed(found: Sequence[Change], width: int = 400) -> str:
+def removed(changes: Sequence[Change], width: int = 400) -> str:
     """The redaction's work as a diff to read: place, what stood there (masked), what is sent instead."""
-    if not found:
+    if not changes:
         return "Redaction: nothing had to be taken out.\n"
-    many = "1 place" if len(found) == 1 else f"{len(found)} places"
+    many = "1 place" if len(changes) == 1 else f"{len(changes)} places"
     lines = [f"Redaction: taken out in {many} (your file stays as it is):"]
-    for change in found:
+    for change in changes:
         lines += [
             f"  {clean(change.place, 200)}",
             f"    - {_around(change.before, _COUNT, width)}",
@@ -192,16 +192,16 @@ def _around(text: str, mark: str | re.Pattern[str], width: int) -> str:
 # --- the preview in words -------------------------------------------------------------------------------------------
 
 
-def preview_text(made: Preview, samples: Packed | None, url: str, name: str | None) -> str:
+def preview_text(content: Preview, samples: Packed | None, url: str, name: str | None) -> str:
     """The whole preview. `name`: whose token it is, None: not asked."""
     lines = ["Others will read:"]
-    width = max(len(label) for label, _ in read_by_others(made.record))
-    lines += [f"  {label:<{width}}  {text}" for label, text in read_by_others(made.record)]
+    width = max(len(label) for label, _ in read_by_others(content.record))
+    lines += [f"  {label:<{width}}  {text}" for label, text in read_by_others(content.record)]
     also = f", and {samples.files} files of samples ({numbers.size(len(samples.data))})" if samples else ""
     lines += [
         "",
-        removed(made.changes),
-        f"Sent: the record, {len(made.to_send):,} bytes of JSON{also}",
+        removed(content.changes),
+        f"Sent: the record, {len(content.to_send):,} bytes of JSON{also}",
         f"To:   {clean(url, 200)}",
     ]
     if name is not None:
@@ -251,20 +251,20 @@ class Packed:
 def pack_samples(record: Record, directory: Path) -> Packed:
     """The samples beside a record. The same files make the same bytes. Raises PublishError."""
     names = sorted({cell.samples for cell in record.cells if cell.samples})
-    there = [name for name in names if _inside(name, directory)]
-    if not there:
+    present = [name for name in names if _inside(name, directory)]
+    if not present:
         raise PublishError(
             f"--samples: there are no samples beside the record in {directory}; publish the result directory, or leave "
             "--samples out"
         )
-    size = sum((directory / name).stat().st_size for name in there)
+    size = sum((directory / name).stat().st_size for name in present)
     if size > MAX_SAMPLES:
         raise PublishError(f"--samples: they have {size:,} bytes; a site takes far less. Leave --samples out")
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive:  # an .npz is compressed already
-        for name in there:
+        for name in present:
             archive.writestr(zipfile.ZipInfo(name, _EPOCH), (directory / name).read_bytes())
-    return Packed(out.getvalue(), len(there), len(names) - len(there))
+    return Packed(out.getvalue(), len(present), len(names) - len(present))
 
 
 def _inside(name: str, directory: Path) -> bool:
