@@ -15,8 +15,10 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flatout.cli import app
+from flatout.plan import Limits, plan
 from flatout.record import dump
-from flatout.suite import RUN_OPTIONS
+from flatout.show import document, planned
+from flatout.suite import RUN_OPTIONS, SUITES
 from tests import records
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -40,12 +42,12 @@ def result(tmp_path: Path) -> Path:
     directory.mkdir()
     (directory / "record.json").write_text(dump(records.seed_page()))
     (tmp_path / "bad.json").write_text('{"format": "flatout-record/1", "id": NaN}')
-    for name, text in SUITES.items():
+    for name, text in FILES.items():
         (tmp_path / f"{name}.toml").write_text(text)
     return directory
 
 
-SUITES = {
+FILES = {
     "typo": "steady_time = 3", "unknown": "zzz = 1", "seconds": 'idle_timeout = "60"', "negative": "total_timeout = -1",
     "count": "load_processes = 1.5", "flag": 'drain = "no"', "tokens": 'kv_tokens = "many"', "cores": "load_cores = 1",
     "body": "extra_body = 3", "day": "extra_body = {day = 2026-12-01}", "seed": "seed = true", "text": "engine = 3",
@@ -126,7 +128,7 @@ WRONG_USE = [
 
 @pytest.mark.parametrize(("typed", "sentence"), WRONG_USE, ids=[typed for typed, _ in WRONG_USE])
 def test_wrong_use_is_exit_code_2_and_one_sentence(result: Path, typed: str, sentence: str) -> None:
-    places = {name: result.parent / f"{name}.toml" for name in SUITES} | {
+    places = {name: result.parent / f"{name}.toml" for name in FILES} | {
         "result": result,
         "bad": result.parent / "bad.json",
         "model": MODEL,
@@ -188,6 +190,24 @@ def test_a_suites_options_are_used_and_what_is_typed_goes_first(
     assert (options.kv_tokens, options.model_length, options.requests) == (8192, 4096, 2)
     assert options.corpus == tmp_path / "text.txt" and options.load_cores == (0,)
     assert json.loads(options.extra_body) == {"top_p": 0.5} and options.suite.label == "mine/1"
+
+
+# --- the dry run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_is_one_matrix_of_eighty_columns() -> None:
+    limits = Limits(model_length=100_000, kv_tokens=1_068_800, max_running=48)
+    cells = plan(SUITES["full"], limits, max_concurrency=64)
+    shown = document.text(planned.document(cells, limits, SUITES["full"], engine="vllm", model="m", budget=1), 80)
+    lines = shown.splitlines()
+    assert max(map(len, lines)) <= 80 and sum(line.startswith("context") for line in lines) == 1
+    rows = {line.split()[0]: " ".join(line.split()[1:]) for line in lines if re.match(r" +\d+K? ", line)}
+    assert rows["8K"] == "8,193 12K 24K 48K 96K 192K 384K 768K q 1.50M c"
+    assert rows["128K"].startswith("128K l 132K l")
+    assert [line[:17].strip() for line in lines if re.match(r"[qcln] ", line)] == [
+        "q queued", "c over capacity", "l over length",
+    ]  # fmt: skip
+    assert "--max-tokens-total 1 does not reach for that" in shown
 
 
 # --- what commands write --------------------------------------------------------------------------------------------
