@@ -27,21 +27,21 @@ HELP_GOAL_S, SIZE_GOAL_MB = 0.3, 150.0
 TOOLS = ("pip", "setuptools", "wheel", "_distutils_hack", "pkg_resources")
 
 
-def seconds_of(words: list[str], runs: int) -> list[float]:
+def seconds_of(command: list[str], runs: int) -> list[float]:
     """Wall time of each run, after one that is not counted (files come into memory, bytecode is written)."""
-    found = []
+    times = []
     for number in range(runs + 1):
         begun = time.perf_counter()
-        subprocess.run(words, check=True, capture_output=True, timeout=60)
+        subprocess.run(command, check=True, capture_output=True, timeout=60)
         if number:
-            found.append(time.perf_counter() - begun)
-    return found
+            times.append(time.perf_counter() - begun)
+    return times
 
 
-def imports(words: list[str], most: int = 12) -> list[tuple[str, float]]:
+def imports(command: list[str], most: int = 12) -> list[tuple[str, float]]:
     """Own import time in ms by top-level package."""
     done = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], check=True, capture_output=True, text=True, timeout=60
+        [sys.executable, "-X", "importtime", *command], check=True, capture_output=True, text=True, timeout=60
     )
     times: Counter[str] = Counter()
     for own, name in re.findall(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)", done.stderr):
@@ -68,8 +68,8 @@ def install() -> tuple[float, list[tuple[str, float]]]:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
             copy(ROOT / name, source / name)
         subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True, timeout=120)
-        words = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*words, str(source)], check=True, timeout=600, stdout=subprocess.DEVNULL)
+        command = [str(venv / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        subprocess.run([*command, str(source)], check=True, timeout=600, stdout=subprocess.DEVNULL)
         library = next((venv / "lib").glob("python*/site-packages"))
         parts = [(p.name, size_bytes(p) / 1e6) for p in library.iterdir() if not p.name.startswith(TOOLS)]
         parts.sort(key=lambda part: -part[1])
