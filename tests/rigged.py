@@ -83,7 +83,8 @@ def measure(
         events.append(event)
         on_event(event)
 
-    made = Options(**{"url": server.url, "results": results, "suite": QUICK, "warmup": False, **options})
+    defaults = {"url": server.url, "results": results, "suite": QUICK, "warmup": False, "drain_s": 20.0}
+    made = Options(**defaults | options)
     record, directory = conduct.run(made, hear, control or Control())
     truth = server.log() if isinstance(server, RigHandle) and server.alive() else None
     return Run(record, directory, truth, events)

@@ -35,9 +35,8 @@ def test_s8_any_unit(unit: str, lead: int) -> None:
     assert looping(text) is True
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_prose_does_not_loop(seed: int) -> None:
-    assert looping(prose(seed, 800)) is False
+def test_prose_does_not_loop() -> None:
+    assert [seed for seed in range(30) if looping(prose(seed, 800)) is not False] == []
 
 
 def test_lists_tables_and_code_do_not_loop() -> None:
