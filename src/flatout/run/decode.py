@@ -58,7 +58,6 @@ class Measured:
     before: Idle
     after: Idle | None = None
     gauge_error: str | None = None
-    looks: int = 1
 
 
 def look_times_s(suite: Suite) -> list[float]:
@@ -116,21 +115,18 @@ def _measure(session: Session, planned: PlannedCell, row: Row) -> Measured:
     with Poller(session.target.adapter, every_s, on=session.gauges) as poller:
         launch_ns = time.monotonic_ns()
         session.pool.start(job)
-        go = _Go(session, planned, poller, launch_ns)
+        load = _Watch(session, planned, poller, launch_ns)
         try:
-            unsteady = go.steady()
-            window = None if unsteady else go.window(launch_ns)
+            unsteady = load.steady()
+            window = None if unsteady else load.window()
         except Stopped:
             _end(session, row)
             raise
         outcome = _end(session, row)
-    if go.broke and job.max_requests is not None and outcome.error is None:
+    if load.broke and job.max_requests is not None and outcome.error is None:
         raise Budget("the requests that --max-tokens-total leaves were used up before the window ended")
     after = idle_after(session, planned)
-    return Measured(
-        outcome, poller.points, window, unsteady or go.broke, before, after, poller.error,
-        len(window.looks_s) if window else 1,
-    )  # fmt: skip
+    return Measured(outcome, poller.points, window, unsteady or load.broke, before, after, poller.error)
 
 
 def _end(session: Session, row: Row) -> Outcome:
@@ -160,7 +156,7 @@ def _request_budget(session: Session, planned: PlannedCell, row: Row) -> int | N
     return max(planned.concurrency, left // (row.tokens + planned.max_output))
 
 
-class _Go:
+class _Watch:
     """One running job, watched by the conductor."""
 
     def __init__(self, session: Session, planned: PlannedCell, poller: Poller, launch_ns: int) -> None:
@@ -213,7 +209,7 @@ class _Go:
             return f"the server to take all {asked} requests (it runs {running:g}, {waiting:g} wait)"
         return None
 
-    def window(self, launch_ns: int) -> Window | None:
+    def window(self) -> Window | None:
         """Opens the window now, and closes it at one of the times fixed beforehand; None if the load broke."""
         suite = self._session.options.suite
         looks = self._looks()
@@ -228,7 +224,7 @@ class _Go:
                 break
         return Window(
             opened=opened, open_ns=open_ns, close_ns=close_ns, length_s=(close_ns - open_ns) / 1e9, ended_by=ended_by,
-            looks_s=looks, steady_after_s=(open_ns - launch_ns) / 1e9,
+            looks_s=looks, steady_after_s=(open_ns - self._launch_ns) / 1e9,
         )  # fmt: skip
 
     def _looks(self) -> list[float]:
@@ -330,7 +326,7 @@ def _settle(session: Session, planned: PlannedCell, cell: Cell, measured: Measur
         context_tokens=row.tokens,
         live=measured.points,
         retokenised=recount(outcome.samples, session.count_answer),
-        looks=measured.looks,
+        looks=len(window.looks_s),
         precision=session.options.suite.precision or 0.01,
         idle_before=measured.before.live if measured.before.idle else None,
         idle_after=measured.after.live if measured.after and measured.after.idle else None,

@@ -41,10 +41,8 @@ def endpoint(address: Address, api: Literal["chat", "completions"]) -> Endpoint:
 def _body(shape: Shape, content: Content, max_tokens: int) -> tuple[bytes, int]:
     """One request's body and where its request id stands in it (-1: the engine takes none)."""
     fields = tuple((name, max_tokens if value == MAX_TOKENS else value) for name, value in shape.fields)
-    shape = Shape(
-        shape.api, shape.model, fields, shape.max_tokens_field, shape.id_field, shape.temperature, shape.extra_body
-    )
-    data = body(shape, content, max_tokens, request_id=_RID_MARK if shape.id_field else None)
+    mark = _RID_MARK if shape.id_field else None
+    data = body(replace(shape, fields=fields), content, max_tokens, request_id=mark)
     return data, (data.rfind(_RID_MARK.encode()) if shape.id_field else -1)
 
 
@@ -61,11 +59,11 @@ def stream(shape: Shape, content: Content, max_tokens: int, first: int | None = 
     data, at = _body(shape, content, max_tokens)
     if first is None or first == max_tokens:
         return Stream(body=data, asked_tokens=max_tokens, rid_offset=at)
-    first_made, first_at = _body(shape, content, first)
+    first_data, first_at = _body(shape, content, first)
     return Stream(
         body=data,
         asked_tokens=max_tokens,
-        first_body=first_made,
+        first_body=first_data,
         first_asked_tokens=first,
         rid_offset=at,
         first_rid_offset=first_at,
