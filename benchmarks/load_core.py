@@ -18,11 +18,11 @@ from urllib.parse import urlsplit
 import numpy as np
 import psutil
 
+from flatout.calibrate.compare import stamps
 from flatout.load.job import Endpoint, Job, Stream, Timeouts
-from flatout.load.process import LoadPool, Outcome
+from flatout.load.process import LoadPool
 from flatout.protocol import Shape, body
 from flatout.rig import RigConfig, running
-from flatout.rig.truth import SENT, Truth
 
 RID = "0" * 40
 COLUMNS = (
@@ -53,24 +53,6 @@ def job_for(url: str, streams: int, tokens: int) -> Job:
     )
 
 
-def errors_us(outcome: Outcome, truth: Truth) -> np.ndarray:
-    """Stamp errors of all events, each request's arrivals beside its events in the log."""
-    samples = outcome.samples
-    number = {rid: i for i, rid in enumerate(truth.rid)}
-    sent = (truth.event_flags & SENT) > 0
-    order = np.argsort(truth.event_request[sent], kind="stable")
-    requests = truth.event_request[sent][order]
-    times = truth.event_ns[sent][order]
-    found = []
-    for r in range(samples.requests):
-        if samples.arrival_count[r]:
-            at = number[samples.request_ids[r]]
-            begin, end = np.searchsorted(requests, [at, at + 1])
-            stamps = samples.t_ns[samples.arrivals_of(r)]
-            found.append(stamps - times[begin:end][: len(stamps)])
-    return np.concatenate(found) / 1e3
-
-
 def measure(streams: int, rate: float, pattern: str, args: argparse.Namespace) -> str:
     config = RigConfig(dialect="vllm", decode_tok_s=rate, pattern=pattern, ttft_ms=30.0)
     tokens = int(rate * (args.seconds + 10))
@@ -90,7 +72,7 @@ def measure(streams: int, rate: float, pattern: str, args: argparse.Namespace) -
     inside = int(((truth.event_ns >= begin_ns) & (truth.event_ns < end_ns)).sum())
     cpu_us = (end.user + end.system - begin.user - begin.system) * 1e6 / inside
     stop_us = (after.user + after.system - end.user - end.system) * 1e6 / len(outcome.samples.t_ns)
-    error = errors_us(outcome, truth)
+    error = stamps(outcome.samples, truth, 0, 1 << 62).error_us
     check = outcome.checks[0]
     p50, p99 = np.percentile(error, [50, 99])
     return (

@@ -44,7 +44,10 @@ def site(open_site: Callable[..., Any]) -> Any:
     return open_site()
 
 
-MEASURES = ("test_load_", "test_rig_", "test_run_", "test_calibrate", "test_truth", "test_seed_page", "test_demo")
+MEASURES = (
+    "test_load_faults", "test_load_pauses", "test_load_process", "test_load_tls", "test_load_wire", "test_rig_engine",
+    "test_rig_faults", "test_run_", "test_calibrate", "test_truth", "test_seed_page", "test_demo",
+)  # fmt: skip
 """Files whose every test measures time, or starts what does: they run alone, after the others (`make test`)."""
 
 

@@ -217,6 +217,7 @@ def test_keys(dialect: str) -> None:
             assert get(handle.url, "/metrics").status == (401 if dialect == "llamacpp" else 200)
 
 
+@pytest.mark.timing
 def test_sglang_sends_its_head_with_the_first_token_and_others_before() -> None:
     for dialect, waits in (("sglang", True), ("vllm", False), ("llamacpp", False), ("openai", False)):
         with running(RigConfig(dialect=dialect, ttft_ms=1000)) as handle:  # type: ignore[arg-type]
