@@ -28,7 +28,7 @@ from tests.site_checks import nothing_half
 from tests.site_database import database, new_url  # noqa: F401
 
 ROUNDS = 30
-AT_HAND = 12
+AT_HAND = 6
 PUBLISHERS = 4
 SAME = 8
 _TIMEOUT_S = 120

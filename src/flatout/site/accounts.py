@@ -94,15 +94,9 @@ def add_account(conn: Connection, name: str, *, by: str | None = None) -> Accoun
 
 
 def add_token(
-    conn: Connection,
-    name: str,
-    scopes: Sequence[str] = ("publish",),
-    label: str = "",
-    expires_us: int | None = None,
-    *,
-    by: str | None = None,
-    made_with: Who | None = None,
-) -> tuple[Account, str]:
+    conn: Connection, name: str, scopes: Sequence[str] = ("publish",), label: str = "", expires_us: int | None = None,
+    *, by: str | None = None, made_with: Who | None = None,
+) -> tuple[Account, str]:  # fmt: skip
     """A new token for the account of that name, which is made if it is missing; its text is never seen again.
 
     `made_with`: the token that makes it, which may have these scopes (the caller looks) and with which it ends at the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from sqlalchemy import Connection, Select, select
@@ -131,14 +131,7 @@ def agree(mine: Cells, others: Sequence[Cells]) -> list[Agreement]:
         made.append(Agreement(*key, this.value, len(theirs), min(rates), max(rates), ratio(theirs, [this]), None))
     chances = [a.difference.p for a in made if a.difference.p is not None]
     shown, _ = level_of(chances)
-    return [_judged(a, shown) for a in made]
-
-
-def _judged(a: Agreement, shown: float) -> Agreement:
-    agrees = None if a.difference.p is None else a.difference.p > shown
-    return Agreement(
-        a.phase, a.context_tokens, a.concurrency, a.tok_s, a.others, a.low_tok_s, a.high_tok_s, a.difference, agrees
-    )
+    return [a if a.difference.p is None else replace(a, agrees=a.difference.p > shown) for a in made]
 
 
 def _estimate(point: Any) -> Estimate | None:
