@@ -59,7 +59,7 @@ ONLY: dict[tuple[str, str], set[str]] = {
 
 CIRCLES: set[str] = {"show"}
 OVER: dict[str, int] = {
-    "compare/, lint/, limits/": 3_215, "show/": 6_612, "site/": 7_704, "all": 39_130,
+    "compare/, lint/, limits/": 3_215, "show/": 6_040, "site/": 7_704, "all": 39_130,
 }  # fmt: skip
 """What is still larger, or still goes round, than docs/architecture.md wants: only ever made smaller."""
 

@@ -143,7 +143,9 @@ def _spread(
     name: str, label: str, definition: str, *, phases: str, digits: Digits, shown: Mapping[str, Shown],
     judged: bool = False,
 ) -> Iterator[Metric]:  # fmt: skip
-    """A distribution: one figure for each of its parts; those not in `shown` are found by name only."""
+    """A distribution: one figure for each of its parts; those not in `shown` are found by name only.
+
+    A new percentile is a field in `record.Distribution`, and its name in `shown` where files shall have it."""
     unit = "tok/s" if name.endswith("_tok_s") else "ms"
     for part in PARTS:
         yield Metric(

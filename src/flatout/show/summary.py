@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from flatout.record import Cell, Distribution, Rate, Record
+from flatout import metrics
+from flatout.metrics import BY_NAME
+from flatout.record import Cell, Record
 from flatout.show import about, capacity
 from flatout.show.safe import HARD_SPACE, clean
 
 FORMAT: Final = "flatout-summary/1"
+_LATENCIES: Final = ("per_request_tok_s", "ttft_ms", "ttft_ms.p99", "itl_ms", "itl_ms.p99")
+_FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
+    "decode": ("total_tok_s", *_LATENCIES, "active_own_mean", "active_server_mean", "completed", "output_tokens",
+               "acceptance.length", "measured_s"),
+    "burst": ("end_to_end_tok_s", *_LATENCIES, "completed", "failed_requests", "output_tokens", "duration_s"),
+    "prefill": ("prefill_tok_s", "ttft_ms", "prompt_tokens"),
+}  # fmt: skip
+_NAMES: Final = {
+    "ttft_ms": "ttft_p50_ms", "ttft_ms.p99": "ttft_p99_ms", "itl_ms": "itl_p50_ms", "itl_ms.p99": "itl_p99_ms",
+    "acceptance.length": "acceptance_length", "measured_s": "window_s",
+}  # fmt: skip
+"""What the format calls figures otherwise than the table."""
 
 
 def summary(record: Record, path: Path | None) -> dict[str, Any]:
@@ -54,36 +69,9 @@ def _cell(cell: Cell) -> dict[str, Any]:
         "reason": clean(cell.reason) if cell.reason else None,
         "error": clean(cell.error) if cell.error else None,
     }
-    if not about.measured(cell):
-        return shown
-    if cell.decode is not None:
-        d = cell.decode
-        shown |= _rate("total_tok_s", d.total_tok_s)
-        shown["per_request_tok_s"] = d.per_request_tok_s.p50
-        shown |= _percentiles("ttft", d.ttft_ms) | _percentiles("itl", d.itl_ms)
-        shown["active_own_mean"] = d.active_own_mean
-        shown["active_server_mean"] = d.active_server_mean
-        shown["completed"] = d.completed
-        shown["output_tokens"] = d.output_tokens
-        shown["acceptance_length"] = d.acceptance.length if d.acceptance is not None else None
-        shown["window_s"] = cell.window.length_s if cell.window is not None else None
-    elif cell.burst is not None:
-        b = cell.burst
-        shown |= _rate("end_to_end_tok_s", b.end_to_end_tok_s)
-        shown["per_request_tok_s"] = b.per_request_tok_s.p50
-        shown |= _percentiles("ttft", b.ttft_ms) | _percentiles("itl", b.itl_ms)
-        shown |= {"completed": b.completed, "failed_requests": b.failed_requests}
-        shown |= {"output_tokens": b.output_tokens, "duration_s": b.duration_s}
-    elif cell.prefill is not None:
-        shown |= _rate("prefill_tok_s", cell.prefill.prefill_tok_s)
-        shown["ttft_p50_ms"] = cell.prefill.ttft_ms.p50
-        shown["prompt_tokens"] = cell.prefill.prompt_tokens
+    for key in _FIGURES[cell.phase] if about.measured(cell) else ():
+        reading, name = metrics.read(cell, BY_NAME[key]), _NAMES.get(key, key)
+        shown[name] = reading.value
+        if key == metrics.SPEED[cell.phase].key:
+            shown |= {f"{name}_low": reading.low, f"{name}_high": reading.high}
     return shown
-
-
-def _rate(name: str, rate: Rate) -> dict[str, float | None]:
-    return {name: rate.value, f"{name}_low": rate.low, f"{name}_high": rate.high}
-
-
-def _percentiles(name: str, figure: Distribution) -> dict[str, float | None]:
-    return {f"{name}_p50_ms": figure.p50, f"{name}_p99_ms": figure.p99}
