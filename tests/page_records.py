@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+from flatout.compare import Comparison, compare
 from flatout.flags import Status
 from flatout.record import (
     Acceptance,
@@ -160,3 +162,87 @@ def many(cells: int) -> Record:
     """A record of very many cells, each with its own context and number of requests."""
     made = [records.decode(f"c{i}", i + 1, i + 1, 10.0 + i, active=1.0) for i in range(cells)]
     return records.record([cell.model_copy(update={"status": Status.VALID}) for cell in made])
+
+
+def named(name: str) -> Record:
+    """A record by name, of the kinds that pages are tried with."""
+    made: dict[str, Callable[[], Record]] = {
+        "seed": records.seed_page, "full": full_seed, "every": records.every_kind,
+        "planted": lambda: planted(full_seed(), statuses=False),
+        "planted-all": lambda: planted(records.every_kind(), statuses=True), "extreme": lambda: extreme(1e308),
+    }  # fmt: skip
+    return made[name]()
+
+
+# pairs of records, and more
+
+
+def changed(record: Record, factor: float, *, version: str = "0.5.7") -> Record:
+    """The record of another run: another version and flag, each rate by the factor, TTFT and ITL the other way."""
+    made = record.model_copy(deep=True)
+    made.id = f"{record.id}-{version}"
+    made.engine.version = records.fact(version)
+    made.engine.launch_command = records.fact(f"{record.engine.launch_command.value} --new-flag {version}")
+    for cell in made.cells:
+        for rate in [part.total_tok_s for part in (cell.decode,) if part] + [
+            part.prefill_tok_s for part in (cell.prefill,) if part
+        ]:
+            for name in ("value", "low", "high"):
+                if (old := getattr(rate, name)) is not None:
+                    setattr(rate, name, old * factor)
+        if cell.decode is not None:
+            for spread in (cell.decode.ttft_ms, cell.decode.itl_ms):
+                if spread.p50 is not None:
+                    spread.p50 = spread.p50 / factor
+    return made
+
+
+def with_intervals(record: Record) -> Record:
+    made = record.model_copy(deep=True)
+    for cell in made.cells:
+        for d in (cell.decode.ttft_ms, cell.decode.itl_ms, cell.decode.per_request_tok_s) if cell.decode else ():
+            if d.p50 is not None:
+                d.p50_low, d.p50_high = d.p50 * 0.995, d.p50 * 1.005
+    return made
+
+
+def pair_of_runs() -> Comparison:
+    """The seed page against itself: 8 % slower at one request, else 5 % faster, one cell failed, one not planned."""
+    a = full_seed()
+    b = changed(a, 1.05)
+    for cell in b.cells:
+        if cell.decode is not None and cell.concurrency == 1:
+            rate = cell.decode.total_tok_s
+            for name in ("value", "low", "high"):
+                setattr(rate, name, getattr(rate, name) / 1.05 * 0.92)
+        if cell.id == "d/8192/16":
+            cell.status, cell.error = Status.FAILED, "CUDA out of memory"
+        if cell.id == "d/32768/2":  # as fast as before
+            assert cell.decode is not None
+            cell.decode.total_tok_s = records.rate(657.4)
+    b.cells = [cell for cell in b.cells if cell.id != "d/65536/4"]
+    return compare([with_intervals(a), with_intervals(b)], names=["results/main", "results/pr"])
+
+
+def comparison(name: str) -> Comparison:
+    """A comparison by name, of the kinds that pages are tried with."""
+    seed, every = records.seed_page(), records.every_kind()
+    if name == "demo":
+        return compare([every, changed(every, 0.9)])
+    if name == "every":
+        return compare([every, seed])
+    if name == "planted":
+        full = full_seed()
+        hostile = planted(full, statuses=False)
+        return compare([hostile, changed(hostile, 1.1)], names=[PLANTED, PLANTED])
+    if name == "planted-all":
+        return compare([every, planted(every, statuses=True)], names=[PLANTED, "b"])
+    if name == "extreme":
+        values = EXTREME
+        return compare([extreme(v) for v in (1e308, 5e-324, *values)], sides=[0, *range(1, len(values) + 2)])
+    if name == "many-sides":
+        return compare([seed, changed(seed, 1.1), changed(seed, 0.9, version="0.5.8"), every], sides=[0, 1, 2, 3])
+    if name == "repeats":
+        runs = [changed(seed, factor, version=v) for v in ("1", "2") for factor in (1.0, 1.003, 0.998)]
+        return compare(runs, sides=[0, 0, 0, 1, 1, 1], names=[f"r/{i}" for i in range(6)])
+    return pair_of_runs()

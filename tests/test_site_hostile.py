@@ -46,7 +46,7 @@ from flatout.publish.client import Parcel
 from flatout.publish.client import Site as Client
 from flatout.publish.destination import SiteTrouble
 from flatout.record import dump
-from flatout.show.page import streams
+from flatout.show import charts
 from flatout.site import backup, boards, drawer, history, middleware, pages, reproductions
 from flatout.site.errors import SiteError
 from flatout.site.intake import take
@@ -228,21 +228,21 @@ def test_one_file_of_samples_that_every_cell_names_is_read_once(monkeypatch: pyt
     with pytest.raises(SiteError, match="same file"):
         take(record, gzipped=False, settings=Settings(Path(), "", "", ""))
     reads = 0
-    plain = streams._column
+    plain = charts._column
 
     def counted(file: IO[bytes]) -> npt.NDArray[np.int64]:
         nonlocal reads
         reads += 1
         return plain(file)
 
-    monkeypatch.setattr(streams, "_column", counted)
+    monkeypatch.setattr(charts, "_column", counted)
     samples = packed({"samples/a.npz": npz(requests(300_000, send_ns=2_000_000_000, stream=127))})
     begun = time.process_time()
     drawer.run_page(record, samples, 1)
     assert reads == 4, "columns of one file"
     assert time.process_time() - begun < 5.0, "CPU seconds"
     reads = 0
-    drawer.run_page(record, packed({"samples/a.npz": npz(requests(streams.MOST_ROWS + 1))}), 1)
+    drawer.run_page(record, packed({"samples/a.npz": npz(requests(charts.MOST_ROWS + 1))}), 1)
     assert reads == 60, "the header of its first column, and no more"
 
 

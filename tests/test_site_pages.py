@@ -105,7 +105,7 @@ def test_the_reports_page_is_the_same_around_its_fragment() -> None:
         made, parts = report_page.render(record), report_page.fragment(record, files=True)
         assert str(parts.head) in made and parts.style in made and parts.script in made
         assert all(str(part) in made for part in (parts.head, parts.rest[:2000]))
-        assert "data:application/gzip" not in report_page.fragment(record).body
+        assert "data:application/gzip" not in report_page.fragment(record).rest
 
 
 def test_files_of_a_run(site: Opened) -> None:

@@ -1,22 +1,26 @@
-"""The matrix as a picture for posts: 1200 × 630 as sites show links, or as large as all its cells need.
+"""The result as a picture for posts: 1200 × 630 as sites show links, or as large as all its cells need.
 
-Drawn as SVG here and turned into PNG by vl-convert (the extra `pictures`). Cells have the same shades, words and
-frontier as in the page.
+Drawn as SVG here and turned into PNG by vl-convert (the extra `pictures`). Numbers, shades, words, hatching and
+frontier are those of the page.
 """
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from markupsafe import Markup
+
+from flatout import metrics
 from flatout.flags import Status
 from flatout.record import Cell, Record
-from flatout.show import about, capacity, matrix, numbers
-from flatout.show.page import values
-from flatout.show.page.heat import LIGHT, Heat
-from flatout.show.safe import HARD_SPACE, clean
+from flatout.show import about, matrix, numbers
+from flatout.show.charts import LIGHT, Heat, element
+from flatout.show.page import identity, values
+from flatout.show.page.shown import choose
+from flatout.show.page.tables import NO_ROOM
+from flatout.show.safe import clean
 
 PAPER, INK, SOFT, VOID = "#fdfcfa", "#191714", "#615c54", "#f0ede7"
 FONT: Final = "Liberation Sans, Arial, Helvetica, Roboto, DejaVu Sans, sans-serif"
@@ -24,11 +28,15 @@ CARD: Final = (1200, 630)
 SCALE: Final = 2.0
 MOST: Final = (40, 40)
 """Rows and columns of the largest picture."""
-_SIDE: Final = 44.0
+_SIDE, _TOP, _LABELS, _PREFILL, _GAP = 44.0, 242.0, 62.0, 116.0, 14.0
+"""The border, the matrix' upper edge, and the widths of contexts, of the prefill column, and of the gap after it."""
 _DIGIT, _NARROW = 0.556, 0.278
 """Widths of a digit, and of a comma or point, in the fonts of FONT, for one unit of size."""
-_LEGEND: Final = "total tok/s, ± 95 %, TTFT · columns: requests at once"
-_NO_ROOM: Final = (Status.OVER_CAPACITY, Status.OVER_LENGTH)
+_MARKS: Final = {
+    Status.DOUBTFUL: "m-4 0l4 -4l4 4l-4 4z",
+    Status.REQUESTS_QUEUED: "m-3.6 0a3.6 3.6 0 1 0 7.2 0a3.6 3.6 0 1 0 -7.2 0z",
+}
+"""A shape before a status' word: a fallback font's glyph would change the word's own font."""
 
 
 class PictureError(Exception):
@@ -37,14 +45,16 @@ class PictureError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where the matrix stands: rows and columns that fit, the size of a cell, the corner, the whole picture's size."""
+    """Where the matrix stands: rows and columns that fit, the size of a cell, the left edge of the decode columns, and
+    the whole picture's size. `prefill`: a column of its own before them."""
 
     rows: Sequence[matrix.Row]
     columns: Sequence[int]
     cell: tuple[float, float]
-    corner: tuple[float, float]
+    left: float
     size: tuple[float, float]
-    left_out: str
+    prefill: bool
+    left_out: int
 
 
 def png(record: Record, *, size: Literal["card", "full"] = "card") -> bytes:
@@ -61,142 +71,176 @@ def png(record: Record, *, size: Literal["card", "full"] = "card") -> bytes:
 
 def svg(record: Record, *, size: Literal["card", "full"] = "card") -> str:
     """The same as SVG text. Raises PictureError if the record has no decode cell."""
-    found = matrix.of(record.cells)
-    if not found.rows:
+    decode, prefill = matrix.of(record.cells), matrix.of(record.cells, "prefill")
+    if not decode.rows:
         raise PictureError("the record has no decode cells, so there is no matrix to draw")
-    frame = _card(found) if size == "card" else _full(found)
-    wide, high = frame.size
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide:.0f}" height="{high:.0f}" '
-        f'viewBox="0 0 {wide:.0f} {high:.0f}">',
-        f'<rect width="{wide:.0f}" height="{high:.0f}" fill="{PAPER}"/>',
-        *_head(record, wide),
-        *_matrix(record, found, frame),
-        *_foot(record, frame),
-        "</svg>",
-    ]
-    return "".join(parts)
+    frame = _frame(decode, prefill, size)
+    wide, high = (f"{part:.0f}" for part in frame.size)
+    hatch = element(
+        "pattern", element("path", d="M-1 9L9 -1M-1 1L1 -1M7 9L9 7", stroke=INK, stroke_opacity="0.16"), id="hatch",
+        width="8", height="8", patternUnits="userSpaceOnUse",
+    )  # fmt: skip
+    return element(
+        "svg", element("defs", hatch), element("rect", width=wide, height=high, fill=PAPER),
+        *_head(record, frame.size[0]), *_contexts(frame), *_prefill(prefill, frame), *_decode(record, decode, frame),
+        *_foot(record, frame), xmlns="http://www.w3.org/2000/svg", width=wide, height=high,
+        viewBox=f"0 0 {wide} {high}",
+    )  # fmt: skip
 
 
-def _card(found: matrix.Matrix) -> _Frame:
-    rows, columns = found.rows[:8], found.columns[:9]
-    high = min(78.0, (CARD[1] - 236.0) / len(rows))
-    wide = min(230.0, (CARD[0] - 2 * _SIDE - 74.0) / len(columns))
-    out = len(found.rows) * len(found.columns) - len(rows) * len(columns)
-    return _Frame(
-        rows, columns, (wide, high), (_SIDE + 74.0, 186.0), CARD, f"{out:,} more cells in the record" if out else ""
-    )
-
-
-def _full(found: matrix.Matrix) -> _Frame:
-    rows, columns = found.rows[: MOST[0]], found.columns[: MOST[1]]
-    wide, high = 122.0, 76.0
-    out = len(found.rows) * len(found.columns) - len(rows) * len(columns)
-    size = (max(900.0, 2 * _SIDE + 74 + wide * len(columns)), 186 + high * len(rows) + 60)
-    return _Frame(
-        rows, columns, (wide, high), (_SIDE + 74.0, 186.0), size, f"{out:,} more cells in the record" if out else ""
-    )
+def _frame(decode: matrix.Matrix, prefill: matrix.Matrix, size: str) -> _Frame:
+    both = sorted({*decode.rows, *prefill.rows}, key=lambda row: row[1] if row[1] is not None else float("inf"))
+    most = (8, 9) if size == "card" else MOST
+    rows, columns = both[: most[0]], decode.columns[: most[1]]
+    left = _SIDE + _LABELS + (_PREFILL + _GAP if prefill.rows else 0.0)
+    cell, whole = (124.0, 72.0), (float(CARD[0]), float(CARD[1]))
+    if size == "card":
+        cell = (min(230.0, (CARD[0] - _SIDE - left) / len(columns)), min(86.0, (CARD[1] - _TOP - 48) / len(rows)))
+    else:
+        whole = (max(960.0, left + _SIDE + cell[0] * len(columns)), _TOP + cell[1] * len(rows) + 56)
+    out = len(decode.rows) * len(decode.columns) - sum(row in decode.rows for row in rows) * len(columns)
+    return _Frame(rows, columns, cell, left, whole, bool(prefill.rows), out)
 
 
 def _text(
     x: float, y: float, text: str, size: float, *, bold: bool = False, fill: str = INK, anchor: str = "start"
-) -> str:
-    safe = html.escape("".join(c if c.isprintable() or c == HARD_SPACE else " " for c in text))
-    weight = ' font-weight="700"' if bold else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" font-family="{FONT}" font-size="{size:.1f}"{weight} fill="{fill}" '
-        f'text-anchor="{anchor}">{safe}</text>'
-    )
+) -> Markup:
+    safe = "".join(c if c.isprintable() else " " for c in clean(text))
+    return element(
+        "text", safe, x=f"{x:.1f}", y=f"{y:.1f}", font_family=FONT, font_size=f"{size:.1f}",
+        font_weight="700" if bold else None, fill=fill, text_anchor=anchor,
+    )  # fmt: skip
 
 
 def _fit(text: str, wide: float, size: float, *, least: float) -> tuple[str, float]:
     """The text and a size at which it fits into the width, cut where even the least size is too large."""
-    each = 0.56
-    fits = wide / (each * max(1, len(text)))
+    fits = wide / (0.56 * max(1, len(text)))
     if fits >= least:
         return text, min(size, fits)
-    most = int(wide / (each * least))
-    return text[: max(1, most - 1)].rstrip() + "…", least
+    return text[: max(1, int(wide / (0.56 * least)) - 1)].rstrip() + "…", least
 
 
-def _head(record: Record, wide: float) -> list[str]:
+def _head(record: Record, wide: float) -> list[Markup]:
+    """Who, how it went, and the headline numbers."""
     room = wide - 2 * _SIDE
-    name = about.model_name(record).rsplit("/", 1)[-1]
-    title, size = _fit(f"{name} on {about.hardware_name(record)}", room, 46, least=24)
+    title, size = _fit(identity.title(record), room, 44, least=24)
     sub = " · ".join(p for p in (about.engine_name(record), about.precision(record), about.speculation(record)) if p)
-    below, small = _fit(sub, room, 20, least=14)
+    below, small = _fit(sub, room, 19, least=13)
     date = (about.moment(record.started) or "")[:10]
-    told, tiny = _fit(f"{about.verdict(record).replace(HARD_SPACE, ' ')} · {date}", room - 350, 17, least=10)
-    return [
-        _text(_SIDE, 74, title, size, bold=True),
-        _text(_SIDE, 106, below, small),
-        _text(_SIDE, 134, told, tiny, fill=SOFT),
-        _text(wide - _SIDE, 134, _LEGEND, 13, fill=SOFT, anchor="end"),
-    ]
-
-
-def _matrix(record: Record, found: matrix.Matrix, frame: _Frame) -> list[str]:
-    x0, y0 = frame.corner
-    wide, high = frame.cell
-    heat = Heat([_total(cell) for cell in found.cells.values()], more=True)
-    letters = about.letters(record)
-    parts = [_text(_SIDE, y0 - 10, "context", 13, fill=SOFT)]
-    parts += [
-        _text(x0 + i * wide + 8, y0 - 10, f"{n:,}" if n < 10**7 else "…", 16, bold=True)
-        for i, n in enumerate(frame.columns)
-    ]
-    for y, row in enumerate(frame.rows):
-        label, size = _fit(row[0], 66, 17, least=9)
-        parts.append(_text(_SIDE, y0 + y * high + 26, label, size, bold=True))
-        for x, n in enumerate(frame.columns):
-            cell = found.cells.get((row, n))
-            if cell is not None:
-                parts += _square(cell, x0 + x * wide, y0 + y * high, frame.cell, heat, about.marks(cell, letters))
-    return [*parts, *_frontier(found, frame)]
-
-
-def _total(cell: Cell) -> float | None:
-    return cell.decode.total_tok_s.value if cell.decode is not None and about.measured(cell) else None
-
-
-def _square(cell: Cell, x: float, y: float, size: tuple[float, float], heat: Heat, marks: str) -> list[str]:
-    wide, high = size[0] - 3, size[1] - 3
-    step = heat.step(_total(cell))
-    fill = LIGHT[step] if step is not None else VOID
-    parts = [f'<rect x="{x:.1f}" y="{y:.1f}" width="{wide:.1f}" height="{high:.1f}" rx="3" fill="{fill}"/>']
-    if cell.decode is None or not about.measured(cell):
-        words = [word for word in about.two_lines(cell.status) if word]
-        return parts + [_text(x + 8, y + 20 + i * 15, word, 12, fill=SOFT) for i, word in enumerate(words)]
-    number = values.rate(cell.decode.total_tok_s.value)
-    letters = marks if len(marks) <= 4 else f"{marks[:3]}+"
-    text, big = _fit(number, wide - 16 - 8 * len(letters), min(22.0, high * 0.34), least=9)
-    line = big + 6
-    parts.append(_text(x + 8, y + line, text, big, bold=True))
-    if letters:
-        after = x + 10 + big * sum(_NARROW if c in ",." else _DIGIT for c in text)
-        parts.append(_text(after, y + line - big * 0.35, letters, big * 0.55, bold=True))
-    below = [values.interval(cell.decode.total_tok_s), values.ms(cell.decode.ttft_ms.p50)]
-    told = " · ".join(word for word in below if word != numbers.NONE)
-    if told and high >= 40:
-        shown, small = _fit(told, wide - 14, 12.5, least=8)
-        parts.append(_text(x + 8, y + line + 16, shown, small))
-    if cell.status != Status.VALID and high >= 52:
-        # a shape beside the word: a fallback font's glyph would change the word's own font
-        parts.append(
-            f'<path d="M{x + 12:.1f} {y + high - 15:.1f}l4 4l-4 4l-4 -4z" stroke="{INK}" stroke-width="1.6" '
-            'fill="none"/>'
+    told, tiny = _fit(f"{identity.verdict(record)} · {date}", room, 16, least=10)
+    parts = [
+        _text(_SIDE, 62, title, size, bold=True), _text(_SIDE, 91, below, small),
+        _text(_SIDE, 115, told, tiny, fill=SOFT),
+    ]  # fmt: skip
+    firsts = identity.firsts(choose(record, None))
+    for at, first in enumerate(firsts):
+        x, each = _SIDE + at * room / len(firsts), room / len(firsts) - 12
+        label, fine = _fit(first.label, each, 14, least=9)
+        number, big = _fit(first.number, each * 0.5, 30, least=16)
+        after = x + _wide(number, big) + 7
+        at_, less = _fit(
+            " ".join(p for p in (first.unit, first.below if first.anchor else "") if p), x + each - after, 14, least=9
         )
-        parts.append(_text(x + 21, y + high - 7, about.two_lines(cell.status)[0], 12, bold=True))
+        parts += [
+            _text(x, 150, label, fine, fill=SOFT), _text(x, 180, number, big, bold=True),
+            _text(after, 180, at_, less, fill=SOFT),
+        ]  # fmt: skip
     return parts
 
 
+def _contexts(frame: _Frame) -> list[Markup]:
+    """The words around the matrix: contexts on the left, numbers of requests above."""
+    above = _TOP - 10
+    parts = [_text(_SIDE, above, "context", 13, fill=SOFT)]
+    if frame.prefill:
+        parts.append(_text(_SIDE + _LABELS, above - 20, "prefill, cold", 13, fill=SOFT))
+        parts.append(_text(_SIDE + _LABELS, above, "tok/s, ± 95 %, TTFT", 11, fill=SOFT))
+    parts.append(_text(frame.left, above - 20, "decode: total tok/s, ± 95 %, TTFT, by requests at once", 13, fill=SOFT))
+    for i, n in enumerate(frame.columns):
+        parts.append(_text(frame.left + i * frame.cell[0] + 8, above, f"{n:,}" if n < 10**7 else "…", 15, bold=True))
+    for y, row in enumerate(frame.rows):
+        label, size = _fit(row[0], _LABELS - 6, 17, least=9)
+        parts.append(_text(_SIDE, _TOP + y * frame.cell[1] + 21, label, size, bold=True))
+    return parts
+
+
+def _prefill(found: matrix.Matrix, frame: _Frame) -> list[Markup]:
+    cells = {row: cell for (row, _), cell in found.cells.items()}
+    heat = Heat([metrics.read(cell, metrics.SPEED["prefill"]).number for cell in cells.values()], more=True)
+    parts: list[Markup] = []
+    for y, row in enumerate(frame.rows):
+        if row in cells:
+            size = (_PREFILL, frame.cell[1])
+            parts += _square(cells[row], _SIDE + _LABELS, _TOP + y * frame.cell[1], size, heat, "", "")
+    return parts
+
+
+def _decode(record: Record, found: matrix.Matrix, frame: _Frame) -> list[Markup]:
+    heat = Heat([metrics.read(cell, metrics.SPEED["decode"]).number for cell in found.cells.values()], more=True)
+    letters = about.letters(record)
+    parts: list[Markup] = []
+    for y, row in enumerate(frame.rows):
+        for x, n in enumerate(frame.columns):
+            cell = found.cells.get((row, n))
+            if cell is not None:
+                at = (frame.left + x * frame.cell[0], _TOP + y * frame.cell[1])
+                parts += _square(cell, *at, frame.cell, heat, about.marks(cell, letters), "TTFT")
+    return [*parts, *_frontier(found, frame)]
+
+
+def _square(
+    cell: Cell, x: float, y: float, size: tuple[float, float], heat: Heat, marks: str, ttft: str
+) -> list[Markup]:
+    wide, high = size[0] - 3, size[1] - 3
+    speed = metrics.read(cell, metrics.SPEED[cell.phase])
+    step = heat.step(speed.number)
+
+    def box(fill: str) -> Markup:
+        return element(
+            "rect", x=f"{x:.1f}", y=f"{y:.1f}", width=f"{wide:.1f}", height=f"{high:.1f}", rx="3", fill=fill
+        )  # fmt: skip
+
+    parts = [box(LIGHT[step] if step is not None else VOID)]
+    if not about.measured(cell) or speed.number is None:
+        words = [word for word in about.two_lines(cell.status) if word]
+        return parts + [_text(x + 8, y + 18 + i * 14, word, 12, fill=SOFT) for i, word in enumerate(words)]
+    if cell.status == Status.DOUBTFUL:
+        parts.append(box("url(#hatch)"))
+    letters = marks if len(marks) <= 4 else f"{marks[:3]}+"
+    text, big = _fit(values.rate(speed.number), wide - 16 - 8 * len(letters), min(21.0, high * 0.36), least=9)
+    line = y + big + 2
+    parts.append(_text(x + 8, line, text, big, bold=True))
+    if letters:
+        parts.append(_text(x + 10 + _wide(text, big), line - big * 0.35, letters, big * 0.55, bold=True))
+    waited = values.figure(cell, "ttft_ms")
+    small = [values.half(speed).text, f"{waited.text} {ttft}".strip() if waited.known else numbers.NONE]
+    lines = [" · ".join(word for word in small if word != numbers.NONE)] if high < 60 else small
+    for at, told in enumerate(word for word in lines if word and word != numbers.NONE):
+        shown, fine = _fit(told, wide - 14, 12.0, least=7.5)
+        parts.append(_text(x + 8, line + 11.5 + at * 14, shown, fine))
+    return parts + (_status(cell.status, x + 12, y + high - 4) if high >= 42 else [])
+
+
+def _wide(text: str, size: float) -> float:
+    """How wide a number stands, about."""
+    return size * sum(_NARROW if c in ",." else 0.7 if c.isalpha() else _DIGIT for c in text)
+
+
+def _status(status: str, x: float, y: float) -> list[Markup]:
+    """The word of a status that is no plain number, its shape before it."""
+    if status == Status.VALID:
+        return []
+    shape = _MARKS.get(Status(status) if status in set(Status) else Status.VALID, "m-3.5 -3.5h7v7h-7z")
+    mark = element("path", d=f"M{x:.1f} {y - 3.8:.1f}{shape}", stroke=INK, stroke_width="1.5", fill="none")
+    return [mark, _text(x + 8, y, about.two_lines(status)[0], 11, bold=True)]
+
+
 def _room(cell: Cell | None) -> bool:
-    return cell is None or cell.status not in _NO_ROOM
+    return cell is None or cell.status not in NO_ROOM
 
 
-def _frontier(found: matrix.Matrix, frame: _Frame) -> list[str]:
+def _frontier(found: matrix.Matrix, frame: _Frame) -> list[Markup]:
     """A line between cells for which the server has room and those for which it has not."""
-    x0, y0 = frame.corner
     wide, high = frame.cell
     moves: list[str] = []
     for y, row in enumerate(frame.rows):
@@ -204,30 +248,27 @@ def _frontier(found: matrix.Matrix, frame: _Frame) -> list[str]:
             here = found.cells.get((row, n))
             left = found.cells.get((row, frame.columns[x - 1])) if x else here
             over = found.cells.get((frame.rows[y - 1], n)) if y else here
+            at = f"{frame.left + x * wide - 1.5:.1f} {_TOP + y * high - 1.5:.1f}"
             if here and left and _room(here) != _room(left):
-                moves.append(f"M{x0 + x * wide - 1.5:.1f} {y0 + y * high - 3:.1f}v{high + 3:.1f}")
+                moves.append(f"M{at}v{high:.1f}")
             if here and over and _room(here) != _room(over):
-                moves.append(f"M{x0 + x * wide - 3:.1f} {y0 + y * high - 1.5:.1f}h{wide + 3:.1f}")
-    return [f'<path d="{"".join(moves)}" stroke="{INK}" stroke-width="3" fill="none"/>'] if moves else []
+                moves.append(f"M{at}h{wide:.1f}")
+    line = element("path", d="".join(moves), stroke=INK, stroke_width="3", stroke_linecap="square", fill="none")
+    return [line] if moves else []
 
 
-def _foot(record: Record, frame: _Frame) -> list[str]:
+def _foot(record: Record, frame: _Frame) -> list[Markup]:
+    """What the letters mean, what is left out, and who measured."""
     wide, high = frame.size
-    answers = capacity.capacities(record)[:6]
-    users = " · ".join(f"{a.context}: {a.text}" for a in answers)
     seen = {flag.name for cell in record.cells if cell.phase == "decode" for flag in cell.flags}
     flags = [
         f"{letter} {clean(name, 40).replace('_', ' ')}"
         for name, letter in about.letters(record).items()
         if name in seen
     ]
-    told = [
-        f"At once at ≥ {record.per_user_tok_s:g} tok/s each: {users}" if users else "",
-        ", ".join(flags[:6]),
-        frame.left_out,
-    ]
+    told = [", ".join(flags[:6]), f"{frame.left_out:,} more cells in the record" if frame.left_out else ""]
     first, size = _fit(" · ".join(word for word in told if word), wide - 2 * _SIDE - 140, 15, least=10)
     return [
-        _text(_SIDE, high - 22, first, size),
-        _text(wide - _SIDE, high - 22, f"flatout {clean(record.client.flatout, 20)}", 15, bold=True, anchor="end"),
+        _text(_SIDE, high - 20, first, size),
+        _text(wide - _SIDE, high - 20, f"flatout {clean(record.client.flatout, 20)}", 15, bold=True, anchor="end"),
     ]

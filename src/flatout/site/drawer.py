@@ -218,13 +218,11 @@ def serve(pipe: Connection) -> None:
     import flatout.show.page
     import flatout.show.page.compared
     import flatout.site.audit  # noqa: F401
-    from flatout.show import charts
 
-    if charts.available():  # the first chart takes seconds, whoever asks for it
-        import altair  # noqa: F401
+    if importlib.util.find_spec("vl_convert") is not None:  # the first picture takes a second, whoever asks for it
         import vl_convert
 
-        vl_convert.vegalite_to_svg({"data": {"values": [{"x": 1}]}, "mark": "point", "encoding": {}})
+        vl_convert.svg_to_png('<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9"/>')
     _bound_memory()
     with suppress(OSError):
         os.nice(BEHIND)
@@ -266,8 +264,7 @@ def run_page(content: bytes, samples: bytes | None, received_us: int) -> dict[st
     """A record's page in parts: `head`, `rest`, what is said of it elsewhere (`title`, `description`), whether there
     is a `card` (yes or no), and its `checks` (JSON: name, level, text, was it checked at all)."""
     from flatout.show import matrix
-    from flatout.show.page import fragment
-    from flatout.show.page.head import title, verdict
+    from flatout.show.page import fragment, title, verdict
     from flatout.site import audit
 
     record = _parsed(content)
@@ -302,12 +299,11 @@ def card(content: bytes) -> bytes:
 def comparison(contents: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:
     """The comparison of records in order, the first being the baseline. `error`: why there is none, in words."""
     from flatout.show.page import compared
-    from flatout.show.page.compared_head import title
 
     result = _compared(contents, names)
     if isinstance(result, str):
         return {"error": result}
-    return {"body": str(compared.fragment(result).body), "title": title(result)}
+    return {"body": str(compared.fragment(result).body), "title": compared.title(result)}
 
 
 def comparison_data(contents: Sequence[bytes], names: Sequence[str]) -> dict[str, str]:

@@ -1,6 +1,7 @@
-"""The page: a record as one self-contained HTML file."""
+"""The page: a record, or a comparison, as one self-contained HTML file."""
 
-from flatout.show.page.cells import Limit
-from flatout.show.page.document import Fragment, fragment, render
+from flatout.show.page.identity import title, verdict
+from flatout.show.page.record import Fragment, fragment, render
+from flatout.show.page.shown import Limit
 
-__all__ = ["Fragment", "Limit", "fragment", "render"]
+__all__ = ["Fragment", "Limit", "fragment", "render", "title", "verdict"]

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
-from flatout.record import Distribution, Fact, Rate
+from flatout import metrics
+from flatout.metrics import Metric, Reading
+from flatout.record import Cell, Fact
 from flatout.show import numbers
-from flatout.show.page.html import Html, hidden, tag
+from flatout.show.charts import LONGEST, drawable
 from flatout.show.safe import clean
 
-LONGEST: Final = 16
 OUT_OF_RANGE: Final = "out of range"
-LARGEST: Final = 1e15
-"""A larger number is no measurement; the drawings leave it out."""
 
 
-def drawable(value: float | int | None) -> float | None:
-    """The value as a float that can be drawn, or None: missing, not finite, or absurdly large."""
-    if value is None or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except (OverflowError, ValueError):
-        return None
-    return number if math.isfinite(number) and abs(number) <= LARGEST else None
+class Value(NamedTuple):
+    """A text, or `—` and why there is none."""
+
+    text: str
+    reason: str | None = None
+
+    @property
+    def known(self) -> bool:
+        return self.text != numbers.NONE
 
 
 def short(text: str) -> str:
@@ -36,20 +34,14 @@ def rate(value: float | None) -> str:
     return short(numbers.rate(value))
 
 
-def ms(value: float | None, *, fine: bool = False, unit: bool = True) -> str:
-    return short(numbers.ms(value, fine=fine, unit=unit))
+def ms(value: float | None, *, fine: bool = False) -> str:
+    return short(numbers.ms(value, fine=fine))
 
 
 def count(value: float | None) -> str:
-    return short(_safely(value))
-
-
-def _safely(value: float | None) -> str:
-    return numbers.NONE if value is None else OUT_OF_RANGE if drawable(value) is None else numbers.count(value)
-
-
-def mean(value: float | None) -> str:
-    return short(numbers.mean(value))
+    if value is None:
+        return numbers.NONE
+    return OUT_OF_RANGE if drawable(value) is None else short(numbers.count(value))
 
 
 def seconds(value: float | None) -> str:
@@ -60,28 +52,31 @@ def percent(share: float | None) -> str:
     return short(numbers.percent(share))
 
 
-def joule(value: float | None) -> str:
-    return short(numbers.joule(drawable(value)))
+def tokens(value: float | None) -> str:
+    text = count(value)
+    return text if text == numbers.NONE else f"{text} tokens"
 
 
-def interval(found: Rate) -> str:
-    return numbers.interval(found.value, found.low, found.high)
+def read(cell: Cell, metric: Metric) -> Reading:
+    """The figure of a cell; that of another phase is no figure of it."""
+    return metrics.read(cell, metric)
 
 
-def half(found: Distribution) -> str:
-    """The interval of a median, relative: ±0.4 %."""
-    return numbers.interval(found.p50, found.p50_low, found.p50_high)
+def figure(cell: Cell, name: str) -> Value:
+    """A figure of a cell by its name, as text with its unit."""
+    metric = metrics.BY_NAME[name]
+    return text(metric, metrics.read(cell, metric))
 
 
-def dash(reason: str | None) -> Html:
-    """`—`, with why on hover and in the text."""
-    why = clean(reason, 300) if reason else "no reason is recorded"
-    return tag("span", numbers.NONE, hidden(f" ({why})"), class_="no", title=why)
+def text(metric: Metric, reading: Reading, *, unit: bool = True) -> Value:
+    shown = numbers.figure(metric, reading.value, unit=unit)
+    return Value(shown if isinstance(reading.value, str) else short(shown), reading.reason)
 
 
-def shown(text: str, reason: str | None) -> Html:
-    """The text, or a dash with its reason where it is one."""
-    return dash(reason) if text == numbers.NONE else tag("span", text)
+def half(reading: Reading) -> Value:
+    """The 95 % interval as its larger half, relative: ±0.4 %."""
+    value = reading.value if isinstance(reading.value, int | float) else None
+    return Value(numbers.interval(value, reading.low, reading.high), reading.interval_reason or reading.reason)
 
 
 def why(reasons: Mapping[str, str], *names: str) -> str | None:
@@ -98,6 +93,4 @@ def fact_text(fact: Fact) -> str | None:
         return "yes" if value else "no"
     if isinstance(value, int):
         return str(value) if abs(value) < 10_000 else count(value)
-    if isinstance(value, float):
-        return short(f"{value:,.6g}")
-    return clean(value, 300)
+    return short(f"{value:,.6g}") if isinstance(value, float) else clean(value, 300)

@@ -6,7 +6,7 @@ from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
-from flatout.show.page.words import DEFINITIONS, TOKENS
+from flatout.show.page.legend import DEFINITIONS, TOKENS
 from flatout.site.answers import READ, asset, asset_url
 from flatout.site.errors import NotFound
 from flatout.site.html import page
