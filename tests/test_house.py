@@ -57,9 +57,9 @@ ONLY: dict[tuple[str, str], set[str]] = {
 }
 """Of some rooms only one thing: show takes the conductor's events and the samples, the site redaction and files."""
 
-CIRCLES: set[str] = {"show"}
+CIRCLES: set[str] = set()
 OVER: dict[str, int] = {
-    "compare/, lint/, limits/": 3_215, "show/": 6_040, "site/": 7_704, "all": 39_130,
+    "compare/, lint/, limits/": 3_215, "show/": 4_931, "site/": 7_704, "all": 39_130,
 }  # fmt: skip
 """What is still larger, or still goes round, than docs/architecture.md wants: only ever made smaller."""
 
