@@ -59,7 +59,7 @@ ONLY: dict[tuple[str, str], set[str]] = {
 
 CIRCLES: set[str] = set()
 OVER: dict[str, int] = {
-    "compare/, lint/, limits/": 3_215, "show/": 4_931, "site/": 7_704, "all": 39_130,
+    "compare/, lint/, limits/": 3_159, "show/": 4_931, "site/": 7_660, "all": 35_210,
 }  # fmt: skip
 """What is still larger, or still goes round, than docs/architecture.md wants: only ever made smaller."""
 
