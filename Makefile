@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint browser postgres test-vllm test-transformers seed-page peers clean
+.PHONY: demo test lint browser postgres test-vllm test-transformers seed-page pictures peers clean
 
 $(VENV)/.engine: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -50,6 +50,10 @@ test-transformers: $(VENV)/.dev
 # The whole published matrix of the seed, given back by the rig; prints each row beside the seed's.
 seed-page: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.seed_page
+
+# Every picture of a page in README and docs, measured anew.
+pictures: $(VENV)/.dev browser
+	$(BIN)/python -m benchmarks.pictures
 
 # What other tools report about a server of known speed, beside the truth; installs them (about 7 GB) where they are not there.
 peers: $(VENV)/.dev
