@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from flatout.compare import Comparison, Verdict, compare
 from flatout.measure.interval import between_repeats, order_interval, rate_interval
-from flatout.record import Cell, Distribution, Rate, Record
+from flatout.record import Cell, Distribution, Record
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests import records
@@ -50,9 +50,7 @@ def decode_cell(rng: Rng, n: int, change: float, spread: float) -> Cell:
     ends = order_interval(waits, 0.5)
     cell = records.decode("8K", 8192 + n, n, 1.0)
     assert cell.decode is not None and ends is not None
-    cell.decode.total_tok_s = Rate(
-        value=made.value, low=made.low, high=made.high, interval=made.kind, n=made.n, reason=made.reason
-    )
+    cell.decode.total_tok_s = made
     cell.decode.ttft_ms = Distribution(p50=float(np.median(waits)), p50_low=ends[0], p50_high=ends[1], n=TTFTS)
     return cell
 
@@ -62,7 +60,7 @@ def prefill_cell(rng: Rng, n: int, change: float) -> Cell:
     made = between_repeats(list(rates))
     cell = records.prefill("8K", 8192 + n, 1.0, 1.0)
     assert cell.prefill is not None
-    cell.prefill.prefill_tok_s = Rate(value=made.value, low=made.low, high=made.high, interval=made.kind, n=made.n)
+    cell.prefill.prefill_tok_s = made
     return cell
 
 

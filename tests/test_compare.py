@@ -264,7 +264,7 @@ def measured_cell(rng: np.random.Generator, tok_s: float, n: int) -> Cell:
     made = rate_interval(np.maximum(noise, 0) * tok_s * 10 / 256, bin_s=10 / 256)
     cell = records.decode("8K", 8 * K + n, 1, 1.0)
     assert cell.decode is not None
-    cell.decode.total_tok_s = Rate(value=made.value, low=made.low, high=made.high, interval=made.kind, n=made.n)
+    cell.decode.total_tok_s = made
     return cell
 
 
