@@ -59,7 +59,7 @@ ONLY: dict[tuple[str, str], set[str]] = {
 
 CIRCLES: set[str] = set()
 OVER: dict[str, int] = {
-    "compare/, lint/, limits/": 3_159, "show/": 4_931, "site/": 7_660, "all": 35_210,
+    "compare/, lint/, limits/": 3_159, "show/": 4_925, "site/": 7_660, "all": 35_204,
 }  # fmt: skip
 """What is still larger, or still goes round, than docs/architecture.md wants: only ever made smaller."""
 

@@ -80,9 +80,9 @@ def sentence(pair: Pair) -> str:
         told += f"; {doubtful} doubtful ({inner})"
     if pair.mean_ratio is not None:
         mean = pair.mean_ratio
-        told += f"; geometric mean of {pair.letter} / A over the decode cells without doubt: {_ratio(mean.value)}"
+        told += f"; geometric mean of {pair.letter} / A over the decode cells without doubt: {ratio(mean.value)}"
         if mean.low is not None and mean.high is not None:
-            told += f" ({_ratio(mean.low)}–{_ratio(mean.high)})"
+            told += f" ({ratio(mean.low)}–{ratio(mean.high)})"
     return told
 
 
@@ -157,7 +157,7 @@ def amount(figure: str, value: float | None) -> str:
     return numbers.figure(metric, value) if metric is not None else numbers.NONE
 
 
-def _ratio(value: float | None) -> str:
+def ratio(value: float | None) -> str:
     """Four digits around 1, where 2 % must show; — if it is not known."""
     if value is None or not math.isfinite(value):
         return numbers.NONE
@@ -170,7 +170,7 @@ def _interval(made: Compared) -> str:
     found = made.ratio
     if found is None or found.low is None or found.high is None:
         return numbers.NONE
-    return f"{_ratio(found.low)}–{_ratio(found.high)}"
+    return f"{ratio(found.low)}–{ratio(found.high)}"
 
 
 def _least(made: Compared) -> str:
@@ -194,7 +194,7 @@ def _verdict(cell: CellPair, made: Compared) -> str:
 def _row(cell: CellPair, made: Compared) -> list[Cell | str]:
     return [
         Cell(cell_name(cell.key), "bold"), _value(made.figure, made.a), _value(made.figure, made.b),
-        _ratio(made.ratio.value if made.ratio is not None else None), _interval(made),
+        ratio(made.ratio.value if made.ratio is not None else None), _interval(made),
         Cell(_verdict(cell, made), "yellow" if cell.doubts else _STYLES[made.verdict]), Cell(_least(made), "dim"),
     ]  # fmt: skip
 

@@ -22,7 +22,7 @@ from flatout.metrics import BY_NAME, SPEED
 from flatout.record import Record
 from flatout.show import about, charts, numbers
 from flatout.show.charts import Heat, Large, Line, Ratios, Spot, drawable
-from flatout.show.comparison import EQUAL, METHOD, amount, cell_name, crossing_text, data, sentence
+from flatout.show.comparison import EQUAL, METHOD, amount, cell_name, crossing_text, data, ratio, sentence
 from flatout.show.page import frame, identity, values
 from flatout.show.page.legend import DEFINITIONS
 from flatout.show.page.tables import MOST_SQUARES
@@ -211,15 +211,6 @@ def _known(shown: Shown, row: Row, name: str) -> bool:
 
 
 # words
-
-
-def ratio(value: float | None) -> str:
-    """Four digits around 1, where 2 % must show."""
-    if value is None or not math.isfinite(value):
-        return numbers.NONE
-    if value >= 1e6:
-        return "> 1M"
-    return f"{value:,.3f}" if value < 10 else f"{value:,.1f}"
 
 
 def interval(made: Compared) -> str:
